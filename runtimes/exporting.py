@@ -1,23 +1,28 @@
 """Writes the ONNX file of a Hugging Face folder, once a node, in a process of its own.
 
 The process (`runtimes.torch.export`) loads torch and transformers, so that no replica has to. It
-may not connect to anything, has a bound of memory and of time, and ends with its caller. What it
+may not connect to anything and ends with its caller. The caller ends it when it holds too much
+memory or takes too long: under a limit of the system's, torch can hang instead of fail. What it
 writes is staged under all that shapes it: the folder's files, the versions of torch, transformers
 and the exporter, the task and the pooling. Replicas that start together wait for the one export.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from runtimes import host, staging
 from runtimes.errors import LoadError, MissingBackend
@@ -32,6 +37,7 @@ PACKAGES = ("torch", "transformers", "onnxscript")
 LAYOUT = "1"  # raised when the same inputs get exported differently
 _FREE_BYTES = 4 << 30  # for the libraries, beside the weights
 _COPIES = 6  # of the weights that an export holds at most
+_LOOK_S = 0.1
 
 
 def key(source: Source, task: str, options: GraphOptions) -> list[str]:
@@ -52,7 +58,9 @@ def exported(source: Source, settings: RuntimeSettings, options: GraphOptions) -
                 f"{source.path} is exported to ONNX at its first start, which needs "
                 f"{', '.join(missing)}: pip install 'headrace[export]'"
             )
-        _run(_order(source, settings, options, folder), settings)
+        weights = sum(file.stat().st_size for file in source.weights)
+        memory = _FREE_BYTES + _COPIES * weights
+        _run(_order(source, settings, options, folder), settings, memory)
 
     return staging.staged(settings.cache_dir, parts, build) / FILE
 
@@ -60,7 +68,6 @@ def exported(source: Source, settings: RuntimeSettings, options: GraphOptions) -
 def _order(
     source: Source, settings: RuntimeSettings, options: GraphOptions, out: Path
 ) -> dict[str, Any]:
-    weights = sum(file.stat().st_size for file in source.weights)
     return {
         "folder": str(source.path),
         "out": str(out),
@@ -68,12 +75,10 @@ def _order(
         "pooling": options.pooling,
         "normalize": options.normalize,
         "threads": settings.threads or host.allowed_cpus(),
-        "memory": _FREE_BYTES + _COPIES * weights,
     }
 
 
-def _run(order: dict[str, Any], settings: RuntimeSettings) -> None:
-    folder = order["folder"]
+def _run(order: dict[str, Any], settings: RuntimeSettings, memory: int) -> None:
     with (
         tempfile.TemporaryFile() as complaints,
         subprocess.Popen(
@@ -85,14 +90,8 @@ def _run(order: dict[str, Any], settings: RuntimeSettings) -> None:
             cwd=Path(__file__).parents[1],  # where `-m` finds this package
         ) as child,
     ):
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            child.kill()
-
-        timer = threading.Timer(LIMIT_S, end)
-        timer.start()
+        bounds = _Bounds(child, memory)
+        bounds.start()
         try:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -104,12 +103,37 @@ def _run(order: dict[str, Any], settings: RuntimeSettings) -> None:
                 settings.progress("staging", answer.get("done", 0.0))
             status = child.wait()
         finally:
-            timer.cancel()
             child.kill()
-        if late.is_set():
-            raise LoadError(f"the export of {folder} took longer than {LIMIT_S:.0f} s")
+        bounds.join()
+        wrong = bounds.passed or wrong
         if wrong or status:
-            raise LoadError(f"{folder} cannot be exported: {wrong or _end_of(status, complaints)}")
+            raise LoadError(
+                f"{order['folder']} cannot be exported: {wrong or _end_of(status, complaints)}"
+            )
+
+
+class _Bounds(threading.Thread):
+    """Ends a process that holds more than `memory` bytes or runs for longer than `LIMIT_S`."""
+
+    def __init__(self, child: subprocess.Popen[str], memory: int) -> None:
+        super().__init__(daemon=True)
+        self.passed = ""  # the bound that ended it, in words
+        self._child = child
+        self._memory = memory
+
+    def run(self) -> None:
+        latest = time.perf_counter() + LIMIT_S
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._child.pid)
+            while self._child.returncode is None:
+                if process.memory_info().rss > self._memory:
+                    self.passed = f"it needs more than {self._memory >> 20} MiB of memory"
+                elif time.perf_counter() > latest:
+                    self.passed = f"it took longer than {LIMIT_S:.0f} s"
+                if self.passed:
+                    self._child.kill()
+                    return
+                time.sleep(_LOOK_S)
 
 
 def _answers(stream: IO[str]) -> Iterator[dict[str, Any]]:
