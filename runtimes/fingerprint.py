@@ -39,6 +39,14 @@ def place(source: Path) -> Path:
     return (source if source.is_dir() else source.parent) / FILE
 
 
+def beside(source: Path, name: str) -> Path | None:
+    """The file of that name in a model's folder, or beside its file; of a file in `onnx/` or
+    `openvino/`, as the hub's models have them, else above it."""
+    folder = source if source.is_dir() else source.parent
+    above = (folder.parent,) if source.is_file() and folder.name in ("onnx", "openvino") else ()
+    return next((file for each in (folder, *above) if (file := each / name).is_file()), None)
+
+
 def read(source: Path) -> dict[str, Any]:
     """What is stored with the model; empty where nothing is. Raises `LoadError`."""
     file = place(source)
@@ -69,8 +77,8 @@ def tokenizer(source: Path | None) -> dict[str, Any]:
     """The field `tokenizer` of the model at `source`; empty where it has no tokenizer.json."""
     if source is None:
         return {}
-    file = place(source).with_name(TOKENIZER_FILE)
-    if not file.is_file():
+    file = beside(source, TOKENIZER_FILE)
+    if file is None:
         return {}
     return {"tokenizer": f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"}
 

@@ -140,11 +140,12 @@ def digest_of(files: Sequence[Path], base: Path, cache_dir: Path | None = None) 
     total = hashlib.sha256()
     for file in files:
         name = file.relative_to(base).as_posix()
-        total.update(f"{name}\0{_remembered(file, cache_dir)}\n".encode())
+        total.update(f"{name}\0{file_digest(file, cache_dir)}\n".encode())
     return total.hexdigest()
 
 
-def _remembered(file: Path, cache_dir: Path | None) -> str:
+def file_digest(file: Path, cache_dir: Path | None) -> str:
+    """SHA-256 of a file. With `cache_dir`, an unchanged one (size, mtime) is not read again."""
     if cache_dir is None:
         return sha256_of_file(file)
     place = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]

@@ -42,7 +42,7 @@ from deployments.settings.python_source import python_class
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
-from runtimes import calibration, catalog
+from runtimes import calibration, catalog, fingerprint
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
@@ -250,10 +250,7 @@ def _hugging_face(source: Path | None) -> _HuggingFace:
 
 
 def _beside(source: Path | None, name: str) -> Path | None:
-    if source is None:
-        return None
-    file = (source if source.is_dir() else source.parent) / name
-    return file if file.is_file() else None
+    return None if source is None else fingerprint.beside(source, name)
 
 
 def _bytes_beside(source: Path | None, name: str) -> bytes:
@@ -455,7 +452,7 @@ def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSe
 
     def content(named: str) -> str:
         if remote_source.is_remote(named):
-            return remote_source.parse(named).sha256
+            return remote_source.identity(named)
         if named == rows and not named.startswith(PREFIXES):
             return sha256_of(calibration.file_of(remote_source.path_of(named)))
         path = source_path(named)

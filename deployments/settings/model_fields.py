@@ -117,6 +117,7 @@ class ModelFields(Section):
         description="Where the model's files are: a file or folder, relative to this file; "
         "`package:NAME/sub/folder` for a folder inside an installed Python package; "
         "`made:NAME/inside` for what `examples/make_NAME.py` makes; `file:///path` on every node; "
+        "`hf:ORG/NAME@COMMIT` of Hugging Face's hub; "
         "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md). Of "
         "runtime `python`: `folder:module:Class` with any of these as the folder, or "
         "`python:package.module:Class` for what is installed (docs/python.md). "

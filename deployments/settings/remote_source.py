@@ -1,11 +1,13 @@
-"""Parses a model's remote source: a URL that ends with a digest. Reads nothing from the network.
+"""Parses a model's remote source: a URL with a digest, or a commit of Hugging Face's hub. Reads
+nothing from the network.
 
 Examples: `https://host/minilm.onnx#sha256=HEX`,
 `s3://bucket/minilm/#sha256=HEX&inside=model.onnx`. The digest is in the fragment, as in pip (PEP
 503), so that one text names place and content. For a file it is what `sha256sum` prints; for a
 folder in an object store, the SHA-256 of the sorted list that `sha256sum` prints of its files
 (docs/sources.md; as Go's `dirhash`). `inside` is a path in an archive or folder. Every scheme needs
-a digest: nodes fetch at different times and must all serve the same content.
+a digest: nodes fetch at different times and must all serve the same content. On the hub a commit is
+one: `hf:ORG/NAME@COMMIT`, `hf:ORG/NAME@COMMIT#inside=onnx/model.onnx`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from runtimes.errors import LoadError
 
 HTTP = ("http", "https")
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+HUB = "hf:"
+_HUB = re.compile(r"hf:(?P<repo>[\w.-]{1,96}(?:/[\w.-]{1,96})?)(?:@(?P<revision>[^@#:]{1,200}))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[^\x00-\x1f/\\]{1,200}")
@@ -58,9 +63,36 @@ class RemoteSource:
         return redacted(self.url)
 
 
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A parsed source on Hugging Face's hub. `inside`: a path in it; "": the whole of it."""
+
+    repo: str
+    commit: str  # 40 hexadecimal digits
+    inside: str
+
+    def __str__(self) -> str:
+        return f"{HUB}{self.repo}@{self.commit}" + (f"#inside={self.inside}" if self.inside else "")
+
+
+class NoCommit(SourceError):
+    """A source on the hub names none, or a branch or tag, which moves."""
+
+    def __init__(self, repo: str, revision: str, commit: str = "") -> None:
+        which = f"{revision!r}, which is no commit" if revision else "no commit"
+        now = f", which {revision or 'main'} is now" if commit else ", of 40 digits"
+        super().__init__(
+            f"{HUB}{repo} names {which}: branches move, and nodes fetch at "
+            "different times; must be "
+            f"{HUB}{repo}@{commit or 'COMMIT'}{now}"
+        )
+        self.repo = repo
+        self.revision = revision
+
+
 def is_url(source: str) -> bool:
-    """Whether the source is a URL: neither a path nor `package:` nor `made:`."""
-    return _URL.match(source) is not None
+    """Whether the source is a URL or on the hub: neither a path nor `package:` nor `made:`."""
+    return _URL.match(source) is not None or source.startswith(HUB)
 
 
 def is_remote(source: str) -> bool:
@@ -97,6 +129,29 @@ def parse(source: str) -> RemoteSource:
     return RemoteSource(url, name, given["sha256"], given.get("inside", ""))
 
 
+def parse_hub(source: str) -> HubSource:
+    """The parts of a source on the hub. Raises SourceError, which says what would be right."""
+    place, _, fragment = source.partition("#")
+    found = _HUB.fullmatch(place)
+    if found is None:
+        raise SourceError(f"{source!r} must be {HUB}ORG/NAME@COMMIT")
+    given = _fragment(place, fragment)
+    if "sha256" in given:
+        raise SourceError(f"{place}: sha256 must be left out: the commit says what the files are")
+    commit = found["revision"] or ""
+    if not _COMMIT.fullmatch(commit):
+        raise NoCommit(found["repo"], commit)
+    return HubSource(found["repo"], commit, given.get("inside", "").strip("/"))
+
+
+def identity(source: str) -> str:
+    """What tells the content of a remote source from any other's. Raises SourceError."""
+    if source.startswith(HUB):
+        return str(parse_hub(source))
+    remote = parse(source)
+    return remote.sha256 + remote.inside
+
+
 def local_path(source: str) -> tuple[str, str]:
     """(path, digest) of a source `file:///path`; digest "": none is given. Raises SourceError."""
     source = folder_of(source)
@@ -118,6 +173,8 @@ def path_of(folder: str) -> str:
 def redacted(url: str) -> str:
     """The URL for messages: without its digest, and without parts that may be secret (a password,
     a signature)."""
+    if url.startswith(HUB):
+        return url
     plain = (url.rpartition("#")[0] or url).partition("?")[0]
     scheme, _, rest = plain.partition("://")
     host, slash, path = rest.partition("/")

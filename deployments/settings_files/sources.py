@@ -1,10 +1,10 @@
 """Where a model's artifact is, from the text of its `source`.
 
 A source is a path, `package:NAME/sub/folder` inside an installed package, `made:NAME/inside` (made
-by a script of the examples), `file:///path`, or a URL with a digest; any of them may be the folder
-of a Python class, and `python:` names one that is imported. Paths are relative to the settings
-file. Packages are looked up on the machine that loads the model, and never imported. `resolve` is
-for sources on this machine; a replica fetches remote ones when it starts
+by a script of the examples), `file:///path`, a URL with a digest, or `hf:ORG/NAME@COMMIT`; any but
+the last may be the folder of a Python class, and `python:` names one that is imported. Paths are
+relative to the settings file. Packages are looked up on the machine that loads the model, and never
+imported. `resolve` is for sources on this machine; a replica fetches remote ones when it starts
 (`deployments/replica/artifacts/`). The runtime decides what kind of artifact it is, and whether it
 is safe to load.
 """
@@ -24,7 +24,7 @@ from deployments.settings.python_source import (
     with_folder,
 )
 from deployments.settings.remote_source import SourceError as SourceError
-from deployments.settings_files import made, object_store
+from deployments.settings_files import hub, made, object_store
 from headrace.loading import module_file
 
 PREFIX = "package:"
@@ -62,6 +62,8 @@ def check(source: str, *, here: bool) -> str | None:
     """What is wrong with the source, or None. Fetches nothing. `here`: the model will run on this
     machine."""
     try:
+        if source.startswith(remote_source.HUB):
+            return _on_the_hub(source)
         if remote_source.is_remote(source):
             scheme = remote_source.parse(source).scheme
             known = scheme in remote_source.HTTP
@@ -72,6 +74,16 @@ def check(source: str, *, here: bool) -> str | None:
             resolve(source)
     except SourceError as error:
         return str(error)
+    return None
+
+
+def _on_the_hub(source: str) -> str | None:
+    """Only for a source without a commit the hub is asked, which it has now."""
+    try:
+        remote_source.parse_hub(source)
+    except remote_source.NoCommit as wrong:
+        commit = hub.commit_of(wrong.repo, wrong.revision)
+        return str(remote_source.NoCommit(wrong.repo, wrong.revision, commit))
     return None
 
 
@@ -95,8 +107,16 @@ def resolve(source: str) -> Path:
     except (OSError, ValueError):
         found = False
     if not found:
-        raise SourceError(f"no file or folder {str(path)!r}")
+        raise SourceError(f"no file or folder {str(path)!r}{_of_the_hub(source, path)}")
     return path
+
+
+def _of_the_hub(source: str, path: Path) -> str:
+    """What to write, where a model's name on the hub was given as a path."""
+    if ":" in source or path.parent.exists():
+        return ""
+    place = f"{remote_source.HUB}{path.parent.name}/{path.name}@COMMIT"
+    return f"; of Hugging Face's hub it would be {place}"
 
 
 def _imported(source: str) -> Path:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtimes import options
+from runtimes import fingerprint, options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.synthetic.engine import EngineShape, Sequence
 from runtimes.synthetic.runtime import Hiccups
@@ -452,8 +452,8 @@ class SyntheticStreamRuntime:
 def _tokenizer(source: Path | None) -> Any:
     if source is None:
         return None
-    path = (source if source.is_dir() else source.parent) / "tokenizer.json"
-    if not path.is_file():
+    path = fingerprint.beside(source, fingerprint.TOKENIZER_FILE)
+    if path is None:
         return None
     from tokenizers import Tokenizer
 

@@ -19,7 +19,7 @@ from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from deployments.settings.python_source import with_folder
 from deployments.settings.remote_source import RemoteSource, SourceError
-from deployments.settings_files import sources
+from deployments.settings_files import hub, sources
 from runtimes import staging
 
 PHASE = "staging"
@@ -61,6 +61,9 @@ def local_options(
 def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
     """The file or folder on this node. Blocks while this or another process fetches it. `progress`:
     called with the phase "staging". Raises SourceError."""
+    if source.startswith(remote_source.HUB):
+        found = remote_source.parse_hub(source)
+        return hub.fetched(found, cache_dir, lambda share: progress(PHASE, share))
     if remote_source.is_remote(source):
         return _fetched(remote_source.parse(source), cache_dir, progress)
     path = sources.resolve(source)
