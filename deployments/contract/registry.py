@@ -37,6 +37,7 @@ class ModelOutline:
     fallback: str = ""  # the model that stands in until then; "": none
     runtime: str = ""  # as in its settings
     optional: bool = False  # readiness does not wait for it
+    aliases: tuple[str, ...] = ()  # as in its settings
 
 
 STARTED = ("ready", "failed")  # the phases in which a start is over
@@ -118,6 +119,7 @@ class View:
     rollouts: dict[str, RolloutRoute] = field(default_factory=dict)  # what goes to canaries
     controller_ends: int = 0  # how often this registry has killed Serve's controller
     failures: dict[str, str] = field(default_factory=dict)  # why a model's latest start failed
+    aliases: dict[str, str] = field(default_factory=dict)  # other names of models, to their own
 
 
 @dataclass(frozen=True, slots=True)

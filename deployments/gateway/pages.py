@@ -117,8 +117,11 @@ class Pages:
         is not the reader's."""
         who = reader_of(self._tenants.current, exchange, route.endpoint)
         self._telemetry.used(who.key)
-        if route.model is not None and not who.may_see(route.model):
-            raise unknown_model(route.model)
+        if route.model is not None:
+            name = self._models.name_of(route.model)
+            if not who.may_see(name):
+                raise unknown_model(route.model)
+            route = route._replace(model=name)
         if route.endpoint == "repository_index":
             body = await exchange.body(_INDEX_LIMITS)
             only_ready = metadata.ready_only(body)
@@ -184,7 +187,7 @@ class Pages:
         return 200, triton.statistics(counted.of(d.name, d.version).entry(d.name) for d in of)
 
     def _openai_models(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
-        return 200, metadata.openai_models(self._seen_by(who), who.may_use)
+        return 200, metadata.openai_models(self._seen_by(who), self._models.aliases, who.may_use)
 
     def _openai_model(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None

@@ -319,9 +319,10 @@ class Pipeline:
         adapter: str = "",
     ) -> ModelSelection:
         """The model, version or fallback that has the request first. Raises NotFound, NotReady."""
-        if not caller.tenant.may_use(name, adapter):
-            raise unknown_model(f"{name}:{adapter}" if adapter else name)
         services = self._services
+        asked, name = name, services.models.name_of(name)
+        if not caller.tenant.may_use(name, adapter):
+            raise unknown_model(f"{asked}:{adapter}" if adapter else asked)
         under_rollout = name in services.models.routes
         assignment = self._rollouts.assignment(name, version) if under_rollout else None
         selection = ModelSelection(services.models, caller.tenant, name, version, assignment)

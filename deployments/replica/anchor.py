@@ -57,7 +57,12 @@ class ModelAnchor:
         self._tasks: list[asyncio.Task[None]] = []
         written = args["settings"]
         optional = written.get("optional", False)
-        outline = ModelOutline(written.get("fallback") or "", written["runtime"], optional)
+        outline = ModelOutline(
+            written.get("fallback") or "",
+            written["runtime"],
+            optional,
+            tuple(written.get("aliases") or ()),
+        )
         self._generation: int = await self._until_answered(
             lambda: self._registry.begin.remote(self._name, OUTLINE.encode(outline))
         )

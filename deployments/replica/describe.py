@@ -39,6 +39,7 @@ from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import digest as version_digest
 from deployments.settings.python_source import python_class
+from deployments.settings.record import MAX_BYTES
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
@@ -497,5 +498,5 @@ def _recording(model: ModelSettings) -> Recording | None:
     record, generates = model.record, model.task == "generate"
     if record.folder is None:
         return None
-    edges, most = bucket_edges(model.lengths), (record.max_rows, record.max_bytes)
+    edges, most = bucket_edges(model.lengths), (record.max_rows, MAX_BYTES)
     return Recording(record.folder, edges, *most, record.max_requests, generates=generates)

@@ -44,6 +44,7 @@ GONE: Mapping[str, Mapping[str, str]] = {
     },
     "prompts": {"long_tokens": "fixed at 2048"},
     "affinity": {"max_blocks": "fixed at 262144"},
+    "record": {"max_bytes": "fixed at 67108864; max_rows bounds what is recorded"},
     "hedge": {
         "quantile": "fixed at 0.95: about one copy for 20 first tries",
         "multiple": "fixed at 2",

@@ -33,7 +33,7 @@ from deployments.settings.scheduling import (
     QueueSettings,
     SilenceSettings,
 )
-from yaml_document.section import Section, listed, wrong
+from yaml_document.section import Section, listed, name_check, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
@@ -55,6 +55,18 @@ def _requirements(written: tuple[str, ...]) -> tuple[str, ...]:
                 position,
             ) from None
     return written
+
+
+_WORD = "[A-Za-z0-9][A-Za-z0-9._-]*"
+Alias = Annotated[
+    str,
+    AfterValidator(
+        name_check(
+            rf"(?=.{{1,200}}$){_WORD}(/{_WORD})*",
+            "is no alias; must be at most 200 letters, digits, - . _, also in parts that / divides",
+        )
+    ),
+]
 
 
 class SloSettings(Section):
@@ -246,6 +258,13 @@ class ModelFields(Section):
         description="Whether the server counts as ready while this model is not. The model is "
         "started all the same. An upgrade on Kubernetes does not wait for it; until it is ready, "
         "its requests get 503 or go to `fallback`. At least one model must have false.",
+    )
+    aliases: Annotated[tuple[Alias, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        max_length=32,
+        examples=["[Qwen/Qwen3-0.6B]"],
+        description="Other names by which requests may ask for the model, such as its name on a "
+        "hub. Permissions, metrics and logs have its own name.",
     )
     fallback: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StringConstraints
 
 from deployments.settings import remote_source
+from deployments.settings.gone import GONE
 from yaml_document.section import Section
 
 
@@ -33,10 +34,12 @@ def _writable(folder: str) -> str:
     return folder
 
 
+MAX_BYTES = 64 << 20  # of inputs that a gateway records
 Folder = Annotated[str, StringConstraints(min_length=1), AfterValidator(_writable)]
 
 
 class RecordSettings(Section):
+    gone = GONE["record"]
     folder: Folder | None = Field(
         default=None,
         examples=["recorded/minilm or s3://bucket/recorded/minilm"],
@@ -49,13 +52,7 @@ class RecordSettings(Section):
         ge=1,
         le=1_000_000,
         description="Most rows whose inputs are recorded: equally many of each length bucket, "
-        "sampled evenly from all that arrived.",
-    )
-    max_bytes: int = Field(
-        default=67_108_864,
-        ge=1024,
-        le=1_099_511_627_776,
-        description="Most bytes of inputs that are recorded.",
+        f"sampled evenly from all that arrived, and at most {MAX_BYTES >> 20} MiB.",
     )
     max_requests: int = Field(
         default=1_000_000,

@@ -186,6 +186,7 @@ class Settings(TenantsSettings):
             unknown_models(wanted, self.models),
             unknown_priorities(ranks, self.gateway.priorities),
             fallback_mistakes(leads),
+            alias_mistakes({n: {"aliases": m.aliases} for n, m in self.models.items()}),
             shared_folders(folders),
             unpoolable_models(self.scaling, self.models),
         ):
@@ -207,6 +208,21 @@ def unknown_models(
         for position, name in enumerate(names):
             if isinstance(name, str) and name.partition(":")[0] not in models:
                 yield (*at, position), _not_one_of(name, models)
+
+
+def alias_mistakes(models: Mapping[str, Any]) -> Iterator[Complaint]:
+    """(path, error) of each alias that names a model or is another's alias too. `models`: name to
+    plain data with `aliases`; other mistakes in it are ignored."""
+    taken = dict.fromkeys(models, "the name of a model")
+    for name, model in models.items():
+        aliases = model.get("aliases") if isinstance(model, Mapping) else None
+        for position, alias in enumerate(aliases if isinstance(aliases, list | tuple) else ()):
+            if not isinstance(alias, str):
+                continue
+            if alias in taken:
+                message = f"is {alias!r}, {taken[alias]}; must be a name of its own"
+                yield ("models", name, "aliases", position), message
+            taken[alias] = f"an alias of {name}"
 
 
 def _models_of_tenants(

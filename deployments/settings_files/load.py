@@ -20,7 +20,13 @@ from deployments.settings.gateway import PRIORITIES, GatewaySettings
 from deployments.settings.plain import SettingsErrors
 from deployments.settings.record import shared_folders
 from deployments.settings.reuse import fallback_mistakes
-from deployments.settings.tree import Settings, TenantsSettings, unknown_models, unknown_priorities
+from deployments.settings.tree import (
+    Settings,
+    TenantsSettings,
+    alias_mistakes,
+    unknown_models,
+    unknown_priorities,
+)
 from deployments.settings_files import sources
 from deployments.settings_files.model_checks import model_mistakes
 from deployments.settings_files.policy_files import inline_policy_files
@@ -195,7 +201,9 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
     if isinstance(models, dict):
         mistakes += [
             document.mistake(*each)
-            for each in itertools.chain(fallback_mistakes(models), shared_folders(models))
+            for each in itertools.chain(
+                fallback_mistakes(models), shared_folders(models), alias_mistakes(models)
+            )
         ]
     if not isinstance(tenants, dict):
         return mistakes

@@ -311,6 +311,7 @@ class Registry:
             {name: route for name, each in self.rollouts.items() if (route := each.route)},
             self.controller_ends,
             failures(self.progress.values()),
+            {alias: name for name, each in self.outlines.items() for alias in each.aliases},
         )
 
     def _drop_blobs(self) -> None:

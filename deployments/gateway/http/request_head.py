@@ -219,7 +219,7 @@ def _v2(parts: list[str]) -> Route | None:
 
 def _v1(rest: str) -> Route | None:
     name, colon, action = unquote(rest).partition(":")
-    if not name or "/" in name:
+    if not name or "//" in f"/{name}/":
         return None
     if action in _V1_ACTIONS:
         return Route(action, ("POST",), name)

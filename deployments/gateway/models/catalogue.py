@@ -159,6 +159,7 @@ class Catalogue:
         self._absences = Absences()
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}  # other names of models, to their own
         self._optional: frozenset[str] = frozenset()
         self._failures: Mapping[str, str] = {}
         self._awaited: set[str] | None = None  # declared at the start, and not seen ready since
@@ -217,6 +218,10 @@ class Catalogue:
             failed = f"{gone} and {self.why_not_ready(name)}" if name in self._failures else gone
             raise errors.NotReady(failed, retry_after_s=self._ready_in_s(name))
         return model
+
+    def name_of(self, asked: str) -> str:
+        """A model's own name, from what a caller calls it: that, or one of its aliases."""
+        return asked if asked in self._declared else self.aliases.get(asked, asked)
 
     def why_not_ready(self, name: str) -> str:
         """What is to be said of a declared model that is not ready."""
@@ -346,6 +351,7 @@ class Catalogue:
         self._declared = frozenset(name for name in declared if not is_canary(name))
         self.routes = view.rollouts if view.complete else {**self.routes, **view.rollouts}
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
+        self.aliases = view.aliases if view.complete else {**self.aliases, **view.aliases}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
         self._failures = view.failures if view.complete else {**self._failures, **view.failures}

@@ -91,6 +91,23 @@ async def test_a_tenant_sees_its_own_models_alone_in_every_list(stand: Stand) ->
     assert await names(stand, OPERATOR) == [{"mine", "theirs"}] * 3
 
 
+async def test_an_alias_is_its_model_to_whom_may_use_that_and_to_others_unknown(
+    stand: Stand,
+) -> None:
+    stand.models.aliases = {"org/Mine-1B": "mine", "org/Theirs": "theirs", "theirs": "mine"}
+    listed = json.loads((await get(stand, "/v1/models", "hr_acme")).body)["data"]
+    assert [(each["id"], each.get("root")) for each in listed] == [
+        ("mine", None), ("org/Mine-1B", "mine"), ("theirs", "mine"),
+    ]  # fmt: skip
+    for path in ("/v1/models/org/Mine-1B", "/v1/models/org%2FMine-1B"):
+        assert json.loads((await get(stand, path, "hr_acme")).body)["id"] == "mine"
+    refused = await get(stand, "/v1/models/org/Theirs", "hr_acme")
+    assert refused.status == 404
+    assert "unknown model 'org/Theirs'" in refused.body.decode()
+    # A model's own name wins.
+    assert (await get(stand, "/v1/models/theirs", "hr_acme")).status == 404
+
+
 @pytest.mark.parametrize(
     "path", ["/v2/models/{}", "/v2/models/{}/ready", "/v1/models/{}", "/v2/models/{}/versions/1"]
 )

@@ -70,6 +70,18 @@ async def test_embeddings_of_a_hundred_inputs_keep_their_order_across_batches(st
     assert len(stand.channels["encoder"].calls) >= 4
 
 
+async def test_a_body_may_ask_for_a_model_by_its_alias(stand: Stand) -> None:
+    stand.models.aliases = {"BAAI/bge-small-en-v1.5": "encoder"}
+    body = json.dumps({"model": "BAAI/bge-small-en-v1.5", "input": [[3, 1]]}).encode()
+    answer = await ask(stand.app, "POST", "/v1/embeddings", body=body)
+    assert json.loads(answer.body)["data"][0]["embedding"][0] == 4
+    assert stand.channels["encoder"].calls
+    body = json.dumps({"model": "BAAI/bge-large", "input": [[3, 1]]}).encode()
+    answer = await ask(stand.app, "POST", "/v1/embeddings", body=body)
+    assert answer.status == 404
+    assert "unknown model 'BAAI/bge-large'" in answer.body.decode()
+
+
 async def test_ragged_outputs_are_cut_back_to_each_row(stand: Stand) -> None:
     body = json.dumps({"instances": [{"ids": [1]}, {"ids": [2, 3]}]}).encode()
     answer = await ask(stand.app, "POST", "/v1/models/encoder:predict", body=body)

@@ -23,6 +23,7 @@ PLACES = {
     "affinity": "models.device.generation.affinity", "hedge": "models.device.hedge",
     "outliers": "models.device.outliers", "silence": "models.device.silence",
     "crashes": "models.device.crashes", "scaling": "models.device.scaling",
+    "record": "models.device.record",
     "rollout": "models.device.rollout", "agreement": "models.device.rollout.agreement",
     "pool": "scaling.pool", "limits": "gateway.limits", "preprocess": "gateway.preprocess",
 }  # fmt: skip

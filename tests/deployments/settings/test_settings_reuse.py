@@ -39,6 +39,15 @@ def test_a_chain_of_fallbacks_that_ends_is_right(tmp_path: Path) -> None:
     ("models", "expected"),
     [
         ({"a": "fallback: x", "b": ""}, ["2: models.a.fallback: is 'x'; must be one of b"]),
+        (
+            {"a": "aliases: [b, org/x, gpt-4o]", "b": "aliases: [org/x, y/]"},
+            [
+                "2: models.a.aliases[0]: is 'b', the name of a model; must be a name of its own",
+                "3: models.b.aliases[0]: is 'org/x', an alias of a; must be a name of its own",
+                "3: models.b.aliases[1]: is no alias; must be at most 200 letters, digits, - . _, "
+                "also in parts that / divides",
+            ],
+        ),
         ({"a": "fallback: x"}, ["2: models.a.fallback: is 'x'; must be left out"]),
         (
             {"a": "fallback: a"},

@@ -12,7 +12,7 @@ index only: models come and go by declaration, not by load and unload); OpenAI A
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -79,7 +79,8 @@ class ModelMetadata(msgspec.Struct):
 
 class OpenAIModel(msgspec.Struct):
     """`created`: when it began to start, Unix time in seconds; `max_model_len`: tokens of one that
-    generates, prompt and answer; `parent`: the model that an adapter belongs to."""
+    generates, prompt and answer; `parent`: the model that an adapter belongs to; `root`: the
+    model that has this name as an alias."""
 
     id: str
     object: Literal["model"]
@@ -87,6 +88,7 @@ class OpenAIModel(msgspec.Struct):
     owned_by: str
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     parent: str | msgspec.UnsetType = msgspec.UNSET
+    root: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIModels(msgspec.Struct):
@@ -208,11 +210,29 @@ def openai_model(d: ModelDescription, adapter: str = "") -> Encoded:
 
 
 def openai_models(
-    descriptions: Iterable[ModelDescription], may_use: Callable[[str, str], bool]
+    descriptions: Iterable[ModelDescription],
+    aliases: Mapping[str, str],
+    may_use: Callable[[str, str], bool],
 ) -> Encoded:
-    """`GET /v1/models`: each model, and the adapters of it that the reader may use."""
-    listed = [each for d in descriptions for each in (_openai(d), *_adapters(d, may_use))]
+    """`GET /v1/models`: each model under each of its names, and the adapters of it that the reader
+    may use. `aliases`: other names, to the models' own."""
+    names = {
+        d.name: [alias for alias, name in aliases.items() if name == d.name] for d in descriptions
+    }
+    listed = [
+        each
+        for d in descriptions
+        for each in (
+            _openai(d),
+            *(_alias(d, alias) for alias in names[d.name]),
+            *_adapters(d, may_use),
+        )
+    ]
     return _json(OpenAIModels("list", listed))
+
+
+def _alias(d: ModelDescription, alias: str) -> OpenAIModel:
+    return msgspec.structs.replace(_openai(d), id=alias, root=d.name)
 
 
 def _adapters(d: ModelDescription, may_use: Callable[[str, str], bool]) -> Iterator[OpenAIModel]:

@@ -357,6 +357,13 @@ def test_an_anchor_says_whether_its_model_is_optional(registry: Registry) -> Non
     assert registry.view().optional == frozenset()
 
 
+def test_gateways_hear_of_aliases_and_of_their_end(registry: Registry) -> None:
+    registry.begin("device", 1.0, ModelOutline(aliases=("org/device", "gpt-4o")))
+    assert registry.view().aliases == {"org/device": "device", "gpt-4o": "device"}
+    registry.begin("device", 2.0, ModelOutline(aliases=("gpt-4o",)))
+    assert registry.view().aliases == {"gpt-4o": "device"}
+
+
 def test_a_model_serves_from_its_announcement_until_its_last_anchor_goes(
     registry: Registry, description: Describe
 ) -> None:

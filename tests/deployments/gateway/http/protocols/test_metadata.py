@@ -61,7 +61,7 @@ def test_openai_lists_models_and_shows_one(description: Describe) -> None:
     assert one == {
         "id": "device", "object": "model", "created": 1_790_000_000, "owned_by": "headrace"
     }  # fmt: skip
-    assert json.loads(metadata.openai_models([begun], lambda *_: True).body) == {
+    assert json.loads(metadata.openai_models([begun], {}, lambda *_: True).body) == {
         "object": "list",
         "data": [one],
     }
@@ -71,13 +71,14 @@ def test_openais_list_has_the_adapters_that_its_reader_may_use(description: Desc
     engine = Generating(100, 400, 8, adapters=("sql", "law"))
     page = metadata.openai_models(
         [description(name="chat", generating=engine)],
+        {},
         PageReader(models=frozenset({"chat:law"})).may_use,
     )
     base, law = json.loads(page.body)["data"]
     assert (base["id"], law["id"], law["parent"]) == ("chat", "chat:law", "chat")
     assert "parent" not in base
     every = metadata.openai_models(
-        [description(name="chat", generating=engine)], PageReader().may_use
+        [description(name="chat", generating=engine)], {}, PageReader().may_use
     )
     assert [m["id"] for m in json.loads(every.body)["data"]] == ["chat", "chat:sql", "chat:law"]
 

@@ -278,7 +278,7 @@ def test_what_is_written_conforms_to_its_schema(
         "StatisticsResponse": triton.statistics([counted.entry("m")]),
         "Index": metadata.repository_index(states),
         "OpenAIModel": metadata.openai_model(d),
-        "OpenAIModels": metadata.openai_models([d], lambda *_: True),
+        "OpenAIModels": metadata.openai_models([d], {}, lambda *_: True),
         "Live": metadata.live(),
         "Ready": metadata.server_ready(False, states),
         "ModelReady": metadata.model_ready("a", True),
