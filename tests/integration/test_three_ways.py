@@ -124,6 +124,7 @@ def test_an_operator_asks_a_gateway_and_freezes_the_controllers(cluster):
 
 
 def test_the_printed_list_put_by_somebody_else_is_the_same(cluster, served_here):
+    deploy(cluster)
     before = cluster.replicas("gateway") | cluster.replicas("model")
     built = cluster.headrace("build", str(cluster.file))
     put = cluster.rest("PUT", "/api/serve/applications/", yaml.safe_load(built.stdout))
