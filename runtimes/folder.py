@@ -189,12 +189,18 @@ def _modes(config: Any, folder: Path) -> tuple[str, ...]:
             f"{folder}: pooling {', '.join(unknown) or 'unnamed'} is not supported; "
             f"{', '.join(MODES)} are"
         )
-    if config.get("include_prompt") is False:
+    if config.get("include_prompt") is False and _has_prompts(folder):
         raise LoadError(
             f"{folder}: include_prompt is false in the Pooling module, which is not supported: "
             "pooling would have to leave out the prompt's tokens"
         )
     return tuple(chosen)
+
+
+def _has_prompts(folder: Path) -> bool:
+    file = folder / "config_sentence_transformers.json"
+    said = read(file) if file.is_file() else {}
+    return isinstance(said, dict) and any((said.get("prompts") or {}).values())
 
 
 def _dense(folder: Path) -> Dense:

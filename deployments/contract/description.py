@@ -130,6 +130,16 @@ class Classes:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingChoices:
+    """What requests for embeddings may choose, as the model's folder says."""
+
+    prompts: dict[str, str] = field(default_factory=dict)  # by name; each goes before the text
+    default_prompt: str = ""  # the name of the one that a request gets that names none; "": none
+    dimensions: tuple[int, ...] = ()  # besides `default_dimensions` and the whole width
+    default_dimensions: int = 0  # of a request that asks for none; 0: the whole width
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDescription:
     """Replicas of one kind of a model that has several, as one of them described itself. Fields
     without a comment are as in `ModelDescription`."""
@@ -187,6 +197,7 @@ class ModelDescription:
     generating: Generating | None = None  # of a model whose replicas stream
     # In the settings' order, those of which a replica has described itself. (): without groups.
     groups: tuple[GroupDescription, ...] = ()
+    embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
 
     def group_digests(self) -> dict[str, str]:
         """The digest of the settings of each group's replicas, by group; under "" for a model

@@ -256,7 +256,7 @@ class Pipeline:
         description, batches = model.description, model.batches
         terms = batches.terms
         context.version = description.version
-        texts, images = codec.texts(call), codec.images(call, description)
+        texts, images = codec.texts(call, description), codec.images(call, description)
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
         # 8. Lengths: tokenise texts, decode and resize images, off the event loop. Rows that are
         # too long for the model are refused.

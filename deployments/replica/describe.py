@@ -27,7 +27,7 @@ from deployments.contract.description import (
 )
 from deployments.contract.rollout.terms import model_of
 from deployments.preprocess import pairs
-from deployments.replica import backend_env
+from deployments.replica import backend_env, embedding_choices
 from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import local_file, local_options
 from deployments.replica.known_costs import KnownCosts
@@ -335,6 +335,7 @@ def describe(
         scheduling=_scheduling(model, limits, costs),
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
+        embedding=embedding_choices.read(path, embed.shape[-1]) if embed else None,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
@@ -436,6 +437,8 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
         return model.version
     path = _source_path(model)
     stored = beside_the_artifact(path) if model.runtime_task == "classify" else b""
+    if model.task == "embed" and model.source is not None:
+        stored = _bytes_beside(path, embedding_choices.FILE)
     artifact = ""
     if path is not None and model.runtime == "synthetic":
         # Its folder may hold a tokeniser only, and no model.

@@ -33,7 +33,7 @@ from deployments.settings.plain import settings_digest
 
 _MUST_EQUAL = (
     "task", "inputs", "outputs", "lengths_input", "lengths_axis", "mask_input", "optional_inputs",
-    "tokenizer_digest", "embed_output", "embed_width", "image", "classes", "pads",
+    "tokenizer_digest", "embed_output", "embed_width", "embedding", "image", "classes", "pads",
 )  # fmt: skip
 
 

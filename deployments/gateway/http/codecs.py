@@ -73,7 +73,7 @@ class Codec(Protocol):
     names_tensors: bool
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
-    def texts(self, call: Any) -> list[str] | None: ...
+    def texts(self, call: Any, d: ModelDescription) -> list[str] | None: ...
     def images(self, call: Any, d: ModelDescription) -> list[EncodedImage] | None: ...
     def row_count(self, call: Any) -> int: ...
     def split(
@@ -104,7 +104,7 @@ class InferCodec:
             return open_inference.decode(body, check)
         return open_inference.decode_binary(body, header_bytes, check)
 
-    def texts(self, call: InferCall) -> list[str] | None:
+    def texts(self, call: InferCall, d: ModelDescription) -> list[str] | None:
         return None
 
     def images(self, call: InferCall, d: ModelDescription) -> list[EncodedImage] | None:
@@ -165,7 +165,7 @@ class PredictCodec:
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
         return predict.decode(body, sys.maxsize if d is None else d.scheduling.core.max_queue_rows)
 
-    def texts(self, call: Any) -> list[str] | None:
+    def texts(self, call: Any, d: ModelDescription) -> list[str] | None:
         return None
 
     def images(self, call: Any, d: ModelDescription) -> None:
@@ -211,8 +211,8 @@ class EmbeddingsCodec:
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
         return openai_embeddings.decode(body)
 
-    def texts(self, call: EmbeddingsCall) -> list[str] | None:
-        return call.texts
+    def texts(self, call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
+        return openai_embeddings.prompted(call, d)
 
     def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
         return None
@@ -241,12 +241,8 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> Encoded:
-        vectors = np.stack([a.outputs[d.embed_output][1] for a in answers]).astype(
-            np.float32, copy=False
-        )
-        # The model that ran is named: a fallback's vectors are not the asked one's.
-        ran = replace(call, model=d.name)
-        return openai_embeddings.encode(ran, vectors, sum(rows.lengths))
+        vectors = [a.outputs[d.embed_output][1] for a in answers]
+        return openai_embeddings.encode(call, vectors, sum(rows.lengths), d)
 
     def answer_size(
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
@@ -268,7 +264,7 @@ class EmbeddingsCodec:
         d: ModelDescription,
     ) -> LargeAnswer:
         vectors = [a.outputs[d.embed_output][1] for a in answers]
-        return openai_embeddings.pieces(replace(call, model=d.name), vectors, sum(rows.lengths))
+        return openai_embeddings.pieces(call, vectors, sum(rows.lengths), d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         if error.param == "inputs":  # what rows come from has this name everywhere else
@@ -286,7 +282,7 @@ class ClassifyCodec:
         content_type = exchange.header(b"content-type") or ""
         return classify.decode(body, content_type, exchange.query)
 
-    def texts(self, call: ClassifyCall) -> list[str] | None:
+    def texts(self, call: ClassifyCall, d: ModelDescription) -> list[str] | None:
         return call.texts
 
     def images(self, call: ClassifyCall, d: ModelDescription) -> list[EncodedImage] | None:
@@ -351,7 +347,7 @@ class PairsCodec:
     ) -> rerank.PairsCall:
         return self._decoder(body)
 
-    def texts(self, call: rerank.PairsCall) -> list[str]:
+    def texts(self, call: rerank.PairsCall, d: ModelDescription) -> list[str]:
         return call.queries + call.documents
 
     def images(self, call: rerank.PairsCall, d: ModelDescription) -> None:

@@ -2,10 +2,13 @@
 
 `input` is a string, a list of strings, a token array or a list of token arrays, at most 2048 of
 them and none empty. `encoding_format` is float or base64 (little-endian float32). `dimensions` is
-right only as the model's own width (`check_dimensions`); `user` and unknown keys are ignored.
-Lengths and truncation are the tokeniser's and the rows' business.
+one that the model was trained for (`check_dimensions`): the vector's first numbers, to length 1
+again if the whole had it. `prompt_name` names one of the model's prompts, which goes before each
+text; `input_type` says what the texts are for, and takes the prompt for that if there is one.
+`user` and unknown keys are ignored. Lengths are the tokeniser's and the rows' business.
 
-Source: OpenAI API reference, "Create embeddings".
+Source: OpenAI API reference, "Create embeddings"; sentence-transformers 6.2 (`prompt_name`,
+`encode_query`, `encode_document`); Cohere's and Voyage's `input_type`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import EmbeddingChoices, ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.large_answers import LargeAnswer, Parts, nested
 from deployments.gateway.http.protocols import json_body
@@ -35,6 +38,17 @@ MAX_INPUTS = 2048
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
 MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
+_NONE = EmbeddingChoices()
+# Names that a model's prompt may have, by what a request says that its texts are for.
+_KINDS = {
+    **dict.fromkeys(("query", "search_query"), ("query", "search_query")),
+    **dict.fromkeys(
+        ("document", "passage", "search_document"),
+        ("document", "passage", "corpus", "search_document"),
+    ),
+}
+_UNIT = 1e-3  # how far from 1 the length of a vector may be that was normalised
+_SHOWN = 100
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
@@ -47,6 +61,8 @@ class EmbeddingsRequest(msgspec.Struct, gc=False):
     input: Annotated[msgspec.Raw, documented(**_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
 
 
 _bodies = msgspec.json.Decoder(EmbeddingsRequest)
@@ -67,8 +83,9 @@ def decode(body: bytes) -> EmbeddingsCall:
         raise BadRequest(refusal.message, param="input") from None
     _check_count(len(texts or tokens or ()))
     return EmbeddingsCall(
-        request.model, texts, tokens, request.encoding_format == "base64", request.dimensions
-    )
+        request.model, texts, tokens, request.encoding_format == "base64", request.dimensions,
+        request.prompt_name, request.input_type,
+    )  # fmt: skip
 
 
 def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:
@@ -116,19 +133,54 @@ def _check_count(count: int) -> None:
 
 
 def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
-    """`BadRequest` unless the asked-for width is the model's."""
-    if call.dimensions not in (None, d.embed_width):
+    """`BadRequest` unless the model can give the asked-for width."""
+    choices = d.embedding or _NONE
+    offered = sorted({d.embed_width, choices.default_dimensions, *choices.dimensions} - {0})
+    if call.dimensions is not None and call.dimensions not in offered:
         raise BadRequest(
-            f"'{d.name}' gives {d.embed_width} dimensions and cannot give {call.dimensions}; "
-            f"leave 'dimensions' out.",
+            f"'{d.name}' gives {', '.join(map(str, offered))} dimensions and cannot give "
+            f"{call.dimensions}; {'ask for one of them' if offered[1:] else 'leave it out'}.",
             param="dimensions",
         )
 
 
-def encode(call: EmbeddingsCall, vectors: np.ndarray[Any, Any], prompt_tokens: int) -> Encoded:
-    """`vectors` [inputs, width] float32, in the inputs' order; the model is named as it was asked
-    for."""
-    rows = np.ascontiguousarray(vectors, dtype="<f4")
+def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
+    """The texts, each behind the prompt that was asked for, or that the model gives to all. Raises
+    `BadRequest` for a prompt that it does not have."""
+    choices = d.embedding or _NONE
+    name = call.prompt
+    if name is not None and name not in choices.prompts:
+        has = f"has {', '.join(choices.prompts)}" if choices.prompts else "has none"
+        raise BadRequest(
+            f"'{d.name}' has no prompt {name[:_SHOWN]!r}; it {has}.", param="prompt_name"
+        )
+    if call.texts is None:
+        if name is not None:
+            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
+        return None
+    if name is None:
+        wanted = _KINDS.get(call.kind or "", (call.kind,))
+        name = next((each for each in wanted if each in choices.prompts), choices.default_prompt)
+    prompt = choices.prompts.get(name or "", "")
+    return [prompt + text for text in call.texts] if prompt else call.texts
+
+
+def _cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
+    """[rows, dimensions] of [rows, width], float32; of length 1 where the whole vector is."""
+    wanted = call.dimensions or (d.embedding or _NONE).default_dimensions
+    if not wanted or wanted >= vectors.shape[1]:
+        return vectors
+    cut: Array = vectors[:, :wanted]
+    lengths, whole = (np.linalg.norm(each, axis=1, keepdims=True) for each in (cut, vectors))
+    unit = (np.abs(whole - 1) < _UNIT) & (lengths > 0)
+    return np.where(unit, cut / np.where(unit, lengths, 1), cut).astype(np.float32, copy=False)
+
+
+def encode(
+    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
+) -> Encoded:
+    """`vectors`: float32, the whole width, one an input."""
+    rows = np.ascontiguousarray(_cut(call, d, np.stack(vectors)), dtype="<f4")
     form: Any = _base64 if call.base64 else list
     body = {
         "object": "list",
@@ -136,23 +188,27 @@ def encode(call: EmbeddingsCall, vectors: np.ndarray[Any, Any], prompt_tokens: i
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(form(rows))
         ],
-        "model": call.model,
+        "model": d.name,  # that ran: a fallback's vectors are not the asked one's
         "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
     }
     return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def pieces(call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int) -> LargeAnswer:
-    """As `encode`, of a large answer; `vectors`: one an input."""
-    return LargeAnswer(_parts(call, vectors, prompt_tokens))
+def pieces(
+    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
+) -> LargeAnswer:
+    """As `encode`, of a large answer."""
+    return LargeAnswer(_parts(call, vectors, prompt_tokens, d))
 
 
-def _parts(call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int) -> Parts:
+def _parts(
+    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
+) -> Parts:
     for index, vector in enumerate(vectors):
         yield b'%b{"object":"embedding","index":%d,"embedding":' % (
             b"," if index else b'{"object":"list","data":[', index
         )  # fmt: skip
-        row = np.ascontiguousarray(vector, dtype="<f4")
+        row = np.ascontiguousarray(_cut(call, d, vector[None])[0], dtype="<f4")
         if call.base64:
             yield b'"'
             data = row.view(np.uint8).data
@@ -163,7 +219,7 @@ def _parts(call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int) -
             yield from nested(row, "FP32", bytes.decode)
             yield b"}"
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    yield b"]," + orjson.dumps({"model": call.model, "usage": usage})[1:]
+    yield b"]," + orjson.dumps({"model": d.name, "usage": usage})[1:]
 
 
 def _base64(rows: np.ndarray[Any, Any]) -> list[str]:

@@ -126,13 +126,16 @@ class PredictCall:
 
 @dataclass(slots=True)
 class EmbeddingsCall:
-    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format."""
+    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format; `prompt`: the
+    name of one of the model's prompts; `kind`: what the texts are for, as `input_type`."""
 
     model: str
     texts: list[str] | None
     tokens: list[list[int]] | None
     base64: bool = False
     dimensions: int | None = None
+    prompt: str | None = None
+    kind: str | None = None
 
 
 @dataclass(slots=True)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import EmbeddingChoices, ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import openai_embeddings
 from deployments.gateway.http.protocols.openai_embeddings import MAX_INPUTS
 from deployments.gateway.http.protocols.tensors import EmbeddingsCall
+
+Describe = Callable[..., ModelDescription]
 
 
 def decode(given: Any, **more: Any) -> EmbeddingsCall:
@@ -102,9 +104,81 @@ def test_dimensions_are_right_only_as_the_models_own(
     assert caught.value.param == "dimensions"
 
 
-def test_answer_lists_vectors_in_order() -> None:
+CHOICES = EmbeddingChoices(
+    {"query": "Q: ", "passage": "P: ", "sts": "S: "}, "sts", dimensions=(1, 2), default_dimensions=3
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"prompt_name": "query"}, "Q: a"),
+        ({"prompt_name": "passage", "input_type": "query"}, "P: a"),
+        ({"input_type": "search_query"}, "Q: a"),
+        ({"input_type": "query"}, "Q: a"),
+        ({"input_type": "search_document"}, "P: a"),
+        ({"input_type": "document"}, "P: a"),
+        ({"input_type": "sts"}, "S: a"),
+        ({"input_type": "clustering"}, "S: a"),
+        ({}, "S: a"),
+    ],
+)
+def test_a_prompt_goes_before_each_text(encoder: Describe, asked: Any, sent: str) -> None:
+    d = encoder(embedding=CHOICES)
+    assert openai_embeddings.prompted(decode(["a"], **asked), d) == [sent]
+
+
+def test_without_prompts_texts_stay_as_they_are(encoder: Describe) -> None:
+    for choices in (None, EmbeddingChoices(), EmbeddingChoices({"query": ""}, "query")):
+        call = decode(["a"], input_type="query")
+        assert openai_embeddings.prompted(call, encoder(embedding=choices)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "choices", "words"),
+    [
+        ("a", CHOICES, "has no prompt 'x'; it has query, passage, sts"),
+        ("a", EmbeddingChoices(), "has no prompt 'x'; it has none"),
+        ([1], EmbeddingChoices({"x": "X"}), "before a text, not before ids"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused(
+    encoder: Describe, given: Any, choices: EmbeddingChoices, words: str
+) -> None:
+    with pytest.raises(BadRequest, match=words) as caught:
+        openai_embeddings.prompted(decode(given, prompt_name="x"), encoder(embedding=choices))
+    assert caught.value.param == "prompt_name"
+
+
+@pytest.mark.parametrize(
+    ("asked", "vector", "expected"),
+    [
+        (2, [0.6, 0.0, 0.0, 0.8], [1.0, 0.0]),
+        (2, [3.0, 4.0, 0.0, 5.0], [3.0, 4.0]),
+        (1, [0.0, 1.0, 0.0, 0.0], [0.0]),
+        (None, [0.0, 3.0, 0.0, 9.0], [0.0, 3.0, 0.0]),
+        (4, [0.6, 0.0, 0.0, 0.8], [0.6, 0.0, 0.0, 0.8]),
+    ],
+)
+def test_fewer_dimensions_are_the_first_and_of_length_1_where_all_are(
+    encoder: Describe, asked: int | None, vector: list[float], expected: list[float]
+) -> None:
+    d, call = encoder(embed_width=4, embedding=CHOICES), decode("a", dimensions=asked)
+    openai_embeddings.check_dimensions(call, d)
+    vectors = [np.array(vector, np.float32)]
+    encoded = openai_embeddings.encode(call, vectors, 1, d)
+    assert json.loads(encoded.body)["data"][0]["embedding"] == pytest.approx(expected)
+
+
+def test_dimensions_that_a_model_was_not_trained_for_are_refused(encoder: Describe) -> None:
+    d = encoder(embed_width=4, embedding=EmbeddingChoices(dimensions=(1, 2)))
+    with pytest.raises(BadRequest, match="gives 1, 2, 4 dimensions and cannot give 3; ask for one"):
+        openai_embeddings.check_dimensions(decode("a", dimensions=3), d)
+
+
+def test_answer_lists_vectors_in_order(encoder: Describe) -> None:
     vectors = np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)
-    encoded = openai_embeddings.encode(decode(["a", "b"]), vectors, 7)
+    encoded = openai_embeddings.encode(decode(["a", "b"]), list(vectors), 7, encoder(name="m"))
     assert json.loads(encoded.body) == {
         "object": "list",
         "data": [
@@ -116,8 +190,10 @@ def test_answer_lists_vectors_in_order() -> None:
     }
 
 
-def test_base64_is_little_endian_float32() -> None:
+def test_base64_is_little_endian_float32(encoder: Describe) -> None:
     vectors = np.array([[0.1, -2.5]], dtype=np.float32)
-    encoded = openai_embeddings.encode(decode("a", encoding_format="base64"), vectors, 1)
+    encoded = openai_embeddings.encode(
+        decode("a", encoding_format="base64"), list(vectors), 1, encoder()
+    )
     raw = base64.b64decode(json.loads(encoded.body)["data"][0]["embedding"])
     assert np.frombuffer(raw, dtype="<f4").tolist() == vectors[0].tolist()

@@ -268,7 +268,7 @@ def test_what_is_written_conforms_to_its_schema(
         "InferResponse": open_inference.encode(
             InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
         ),
-        "EmbeddingsResponse": openai_embeddings.encode(call, array, 1),
+        "EmbeddingsResponse": openai_embeddings.encode(call, list(array), 1, d),
         "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),
         "Error": oip_error(BadRequest("m")),
         "OpenAIError": openai_error(BadRequest("m")),

@@ -145,12 +145,12 @@ def test_predictions_that_are_no_text(description: Describe) -> None:
 
 @pytest.mark.parametrize("base64", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 20_000])
-def test_embeddings(base64: bool, width: int) -> None:
-    call = EmbeddingsCall("m", ["a"] * 3, None, base64)
+def test_embeddings(base64: bool, width: int, description: Describe) -> None:
+    call, d = EmbeddingsCall("m", ["a"] * 3, None, base64), description(embed_width=width)
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         vectors = RNG.standard_normal((3, width)).astype(dtype)
-        at_once = openai_embeddings.encode(call, vectors.astype(np.float32), 7)
-        assert whole(openai_embeddings.pieces(call, list(vectors), 7)) == at_once
+        at_once = openai_embeddings.encode(call, list(vectors.astype(np.float32)), 7, d)
+        assert whole(openai_embeddings.pieces(call, list(vectors), 7, d)) == at_once
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100])
