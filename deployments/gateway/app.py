@@ -42,7 +42,9 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "infer": InferCodec(),
     "predict": PredictCodec(),
     "classify": ClassifyCodec(),
-    "embeddings": EmbeddingsCodec(),
+    "embeddings": EmbeddingsCodec("openai", "embedding"),
+    "pooling": EmbeddingsCodec("pooling", "pooling"),
+    "classify_texts": EmbeddingsCodec("classify", "classification"),
     "rerank": PairsCodec(
         "rerank", partial(rerank.decode, returns=True)
     ),  # as Jina's clients expect

@@ -203,13 +203,16 @@ class PredictCodec:
 
 
 class EmbeddingsCodec:
-    """OpenAI embeddings of texts or token lists."""
+    """Vectors of texts or token lists, or the scores of their classes."""
 
-    label = "openai"
     names_tensors = False
 
+    def __init__(self, label: str, form: openai_embeddings.Form) -> None:
+        self.label = label
+        self._form = form
+
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
-        return openai_embeddings.decode(body)
+        return openai_embeddings.decode(body, self._form)
 
     def texts(self, call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
         return openai_embeddings.prompted(call, d)
@@ -227,11 +230,11 @@ class EmbeddingsCodec:
         d: ModelDescription,
         tokenizer: Tokenizer = None,
     ) -> Rows:
-        if d.task != "embed":
-            raise errors.BadRequest(f"model {d.name} does not make embeddings", param="model")
-        openai_embeddings.check_dimensions(call, d)
+        openai_embeddings.check_task(call, d, self._form)
+        if d.classes is None:
+            openai_embeddings.check_dimensions(call, d)
         rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
-        rows.outputs = (d.embed_output,)
+        rows.outputs = (d.embed_output if d.classes is None else d.classes.output,)
         return rows
 
     def encode(
@@ -241,8 +244,10 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> Encoded:
-        vectors = [a.outputs[d.embed_output][1] for a in answers]
-        return openai_embeddings.encode(call, vectors, sum(rows.lengths), d)
+        return openai_embeddings.encode(
+            self._numbers(call, d, answers), sum(rows.lengths), d.name, self._form,
+            base64=call.base64, labels=d.classes.labels if d.classes else (),
+        )  # fmt: skip
 
     def answer_size(
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
@@ -263,13 +268,27 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> LargeAnswer:
-        vectors = [a.outputs[d.embed_output][1] for a in answers]
-        return openai_embeddings.pieces(call, vectors, sum(rows.lengths), d)
+        if d.classes is not None:
+            for answer in answers:  # before the head is sent
+                classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
+        return openai_embeddings.pieces(
+            (self._numbers(call, d, (answer,))[0] for answer in answers), sum(rows.lengths), d.name,
+            self._form, base64=call.base64, labels=d.classes.labels if d.classes else (),
+        )  # fmt: skip
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         if error.param == "inputs":  # what rows come from has this name everywhere else
             error.param = "input"
         return error_shapes.openai_error(error)
+
+    def _numbers(
+        self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]
+    ) -> np.ndarray[Any, Any]:
+        """[rows, numbers]: the vectors, or the scores of the classes."""
+        if d.classes is not None:
+            return classify.scores([a.outputs[d.classes.output][1] for a in answers], d.classes)
+        vectors = np.stack([a.outputs[d.embed_output][1] for a in answers])
+        return openai_embeddings.cut(call, d, vectors.astype(np.float32, copy=False))
 
 
 class ClassifyCodec:

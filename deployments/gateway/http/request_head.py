@@ -145,6 +145,9 @@ class Route(NamedTuple):
 
 _FIXED = {
     "/v1/embeddings": Route("embeddings", ("POST",)),
+    "/pooling": Route("pooling", ("POST",)),
+    "/v1/classify": Route("classify_texts", ("POST",)),
+    "/classify": Route("classify_texts", ("POST",)),
     "/v1/rerank": Route("rerank", ("POST",)),
     "/v2/rerank": Route("rerank_v2", ("POST",)),
     "/rerank": Route("rerank_v2", ("POST",)),

@@ -24,7 +24,16 @@ TENANTS = {
     "all": {"keys": [{"id": "all-1", "hash": hash_key("hr_all")}]},
 }
 BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}'
-RUN_MODELS = {"embeddings", "rerank", "rerank_v2", "score", "completions", "chat"}
+RUN_MODELS = {
+    "embeddings",
+    "pooling",
+    "classify_texts",
+    "rerank",
+    "rerank_v2",
+    "score",
+    "completions",
+    "chat",
+}
 OPERATOR = "hr_operator"
 
 

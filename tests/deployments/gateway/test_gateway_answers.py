@@ -70,6 +70,20 @@ async def test_embeddings_of_a_hundred_inputs_keep_their_order_across_batches(st
     assert len(stand.channels["encoder"].calls) >= 4
 
 
+async def test_pooling_gives_the_vectors_of_a_model_that_embeds(stand: Stand) -> None:
+    body = {"model": "encoder", "input": [[3, 1], [1, 1]]}
+    answer = await ask(stand.app, "POST", "/pooling", body=json.dumps(body).encode())
+    data = json.loads(answer.body)["data"]
+    assert [(each["object"], each["data"][0]) for each in data] == [("pooling", 4), ("pooling", 2)]
+    refused = await ask(stand.app, "POST", "/v1/classify", body=json.dumps(body).encode())
+    said = json.loads(refused.body)["error"]
+    assert (refused.status, said["param"]) == (400, "model")
+    assert said["message"] == "the task of model encoder is embed, not classify"
+    body = {"model": "device", "input": [[3, 1]]}
+    refused = await ask(stand.app, "POST", "/pooling", body=json.dumps(body).encode())
+    assert b"model device neither embeds nor classifies texts" in refused.body
+
+
 async def test_a_body_may_ask_for_a_model_by_its_alias(stand: Stand) -> None:
     stand.models.aliases = {"BAAI/bge-small-en-v1.5": "encoder"}
     body = json.dumps({"model": "BAAI/bge-small-en-v1.5", "input": [[3, 1]]}).encode()

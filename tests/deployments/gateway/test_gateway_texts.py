@@ -70,6 +70,43 @@ async def test_each_text_gets_its_label(stand: Stand) -> None:
     assert found[0]["score"] == pytest.approx(1 / (1 + np.exp(-2)))
 
 
+@pytest.mark.parametrize("path", ["/v1/classify", "/classify"])
+async def test_texts_and_tokens_get_every_classes_score(stand: Stand, path: str) -> None:
+    positive, negative = 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2))
+    for given in (["good good", "bad bad bad good"], [[1, 1], [2, 2, 2, 1]]):
+        body = json.dumps({"model": "judge", "input": given}).encode()
+        answer = await ask(stand.app, "POST", path, body=body)
+        found = json.loads(answer.body)
+        assert [(each["index"], each["label"]) for each in found["data"]] == [
+            (0, "positive"), (1, "negative"),
+        ]  # fmt: skip
+        assert found["data"][0]["probs"] == pytest.approx([negative, positive])
+        assert found["data"][1]["probs"] == pytest.approx([positive, negative])
+        assert {each["num_classes"] for each in found["data"]} == {2}
+        assert found["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+
+
+async def test_pooling_gives_the_scores_of_a_model_that_classifies(stand: Stand) -> None:
+    body = {"model": "judge", "input": "good good", "task": "classify"}
+    answer = await ask(stand.app, "POST", "/pooling", body=json.dumps(body).encode())
+    (only,) = json.loads(answer.body)["data"]
+    assert (only["object"], only["index"]) == ("pooling", 0)
+    assert only["data"] == pytest.approx([1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))])
+    for task in ("embed", "token_embed"):
+        raw = json.dumps({**body, "task": task}).encode()
+        refused = await ask(stand.app, "POST", "/pooling", body=raw)
+        said = json.loads(refused.body)["error"]
+        assert (refused.status, said["param"]) == (400, "task")
+        assert said["message"] == f"the task of model judge is classify, not {task}"
+
+
+async def test_a_model_that_classifies_makes_no_embeddings(stand: Stand) -> None:
+    raw = json.dumps({"model": "judge", "input": "good"}).encode()
+    refused = await ask(stand.app, "POST", "/v1/embeddings", body=raw)
+    assert refused.status == 400
+    assert b"model judge does not make embeddings" in refused.body
+
+
 async def test_a_model_of_texts_takes_no_images(stand: Stand) -> None:
     status, body = await post(stand, {"instances": [{"b64": "AAAA"}]})
     assert (status, body["error"]) == (400, "model judge takes no images")

@@ -214,6 +214,12 @@ def scores(outputs: Sequence[np.ndarray[Any, Any]], classes: Classes) -> np.ndar
     return probabilities
 
 
+def check_scores(row: np.ndarray[Any, Any], classes: Classes) -> None:
+    """Raises RowFailed for what is not one finite number a class."""
+    if row.size != len(classes.labels) or not np.isfinite(row).all():
+        raise _not_scores()
+
+
 def _logit(probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     true, false = (np.maximum(p, _TINY) for p in (probabilities, 1 - probabilities))
     logits: np.ndarray[Any, Any] = np.log(true) - np.log(false)
@@ -269,8 +275,7 @@ def _parts(
     top_k: int, outputs: Sequence[np.ndarray[Any, Any]], d: ModelDescription, classes: Classes
 ) -> Parts:
     for row in outputs:
-        if row.size != len(classes.labels) or not np.isfinite(row).all():
-            raise _not_scores()
+        check_scores(row, classes)
         yield b""
     yield orjson.dumps({"model": d.name, "version": d.version})[:-1] + b',"predictions":'
     rows = max(1, STEP // len(classes.labels))

@@ -1,4 +1,5 @@
-"""OpenAI's `/v1/embeddings`: texts or token arrays in, one vector each out.
+"""OpenAI's `/v1/embeddings`, and vLLM's `/pooling` and `/classify`: texts or token arrays in, one
+list of numbers each out: a vector, or the score of every class.
 
 `input` is a string, a list of strings, a token array or a list of token arrays, at most 2048 of
 them and none empty. `encoding_format` is float or base64 (little-endian float32). `dimensions` is
@@ -7,15 +8,16 @@ again if the whole had it. `prompt_name` names one of the model's prompts, which
 text; `input_type` says what the texts are for, and takes the prompt for that if there is one.
 `user` and unknown keys are ignored. Lengths are the tokeniser's and the rows' business.
 
-Source: OpenAI API reference, "Create embeddings"; sentence-transformers 6.2 (`prompt_name`,
-`encode_query`, `encode_document`); Cohere's and Voyage's `input_type`.
+Source: OpenAI API reference, "Create embeddings"; vLLM 0.32 (`/pooling`, `/classify`);
+sentence-transformers 6.2 (`prompt_name`, `encode_query`, `encode_document`); Cohere's and
+Voyage's `input_type`.
 """
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -38,6 +40,9 @@ MAX_INPUTS = 2048
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
 MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
+Form = Literal["embedding", "pooling", "classification"]
+Labels = Sequence[str]
+_KEYS: dict[Form, str] = {"embedding": "embedding", "pooling": "data", "classification": "probs"}
 _NONE = EmbeddingChoices()
 # Names that a model's prompt may have, by what a request says that its texts are for.
 _KINDS = {
@@ -65,7 +70,22 @@ class EmbeddingsRequest(msgspec.Struct, gc=False):
     input_type: str | None = None
 
 
-_bodies = msgspec.json.Decoder(EmbeddingsRequest)
+class PoolingRequest(EmbeddingsRequest, gc=False):
+    """`task`: what the model is for, if given."""
+
+    task: str | None = None
+
+
+class ClassificationRequest(msgspec.Struct, gc=False):
+    model: str
+    input: Annotated[msgspec.Raw, documented(**_INPUTS)]
+
+
+_FORMS: dict[Form, msgspec.json.Decoder[Any]] = {
+    "embedding": msgspec.json.Decoder(EmbeddingsRequest),
+    "pooling": msgspec.json.Decoder(PoolingRequest),
+    "classification": msgspec.json.Decoder(ClassificationRequest),
+}
 _text = msgspec.json.Decoder(_Text)
 _texts = msgspec.json.Decoder(list[_Text])
 _tokens = msgspec.json.Decoder(_Tokens)
@@ -73,18 +93,20 @@ _token_lists = msgspec.json.Decoder(list[_Tokens])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 
-def decode(body: bytes) -> EmbeddingsCall:
+def decode(body: bytes, form: Form = "embedding") -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
-    request = json_body.read(_bodies, body)
+    request = json_body.read(_FORMS[form], body)
     try:
         texts, tokens = _inputs(request.input)
     except json_body.DECODE_ERRORS as error:
         refusal = json_body.element(error, "The body", "input")
         raise BadRequest(refusal.message, param="input") from None
     _check_count(len(texts or tokens or ()))
+    if isinstance(request, ClassificationRequest):
+        return EmbeddingsCall(request.model, texts, tokens, task="classify")
     return EmbeddingsCall(
         request.model, texts, tokens, request.encoding_format == "base64", request.dimensions,
-        request.prompt_name, request.input_type,
+        request.prompt_name, request.input_type, getattr(request, "task", None),
     )  # fmt: skip
 
 
@@ -165,7 +187,18 @@ def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
     return [prompt + text for text in call.texts] if prompt else call.texts
 
 
-def _cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
+def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
+    """`BadRequest` unless the model gives what the caller wants of its texts."""
+    if form == "embedding" and d.task != "embed":
+        raise BadRequest(f"model {d.name} does not make embeddings", param="model")
+    if d.task not in ("embed", "classify") or d.image is not None:
+        raise BadRequest(f"model {d.name} neither embeds nor classifies texts", param="model")
+    if call.task not in (None, d.task):
+        what = "model" if form == "classification" else "task"
+        raise BadRequest(f"the task of model {d.name} is {d.task}, not {call.task}", param=what)
+
+
+def cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
     """[rows, dimensions] of [rows, width], float32; of length 1 where the whole vector is."""
     wanted = call.dimensions or (d.embedding or _NONE).default_dimensions
     if not wanted or wanted >= vectors.shape[1]:
@@ -177,50 +210,58 @@ def _cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
 
 
 def encode(
-    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
+    vectors: Array, prompt_tokens: int, model: str, form: Form, *, base64: bool, labels: Labels = ()
 ) -> Encoded:
-    """`vectors`: float32, the whole width, one an input."""
-    rows = np.ascontiguousarray(_cut(call, d, np.stack(vectors)), dtype="<f4")
-    form: Any = _base64 if call.base64 else list
-    body = {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(form(rows))
-        ],
-        "model": d.name,  # that ran: a fallback's vectors are not the asked one's
-        "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
-    }
+    """`vectors` [inputs, width], in the inputs' order; `model`: that ran. `labels`: of the classes,
+    whose scores the vectors are."""
+    rows = np.ascontiguousarray(vectors, dtype="<f4")
+    data = [
+        {**_named(form, index, row, labels), _KEYS[form]: _base64(row) if base64 else row}
+        for index, row in enumerate(rows)
+    ]
+    body = {"object": "list", "data": data, "model": model, "usage": _usage(prompt_tokens)}
     return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def pieces(
-    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
-) -> LargeAnswer:
+    vectors: Iterable[Array], prompt_tokens: int, model: str, form: Form, *, base64: bool,
+    labels: Labels = (),
+) -> LargeAnswer:  # fmt: skip
     """As `encode`, of a large answer."""
-    return LargeAnswer(_parts(call, vectors, prompt_tokens, d))
+    return LargeAnswer(_parts(vectors, prompt_tokens, model, form, base64, labels))
 
 
 def _parts(
-    call: EmbeddingsCall, vectors: Sequence[Array], prompt_tokens: int, d: ModelDescription
-) -> Parts:
+    vectors: Iterable[Array], prompt_tokens: int, model: str, form: Form, base64: bool,
+    labels: Labels,
+) -> Parts:  # fmt: skip
+    yield b'{"object":"list","data":['
     for index, vector in enumerate(vectors):
-        yield b'%b{"object":"embedding","index":%d,"embedding":' % (
-            b"," if index else b'{"object":"list","data":[', index
-        )  # fmt: skip
-        row = np.ascontiguousarray(_cut(call, d, vector[None])[0], dtype="<f4")
-        if call.base64:
+        row = np.ascontiguousarray(vector, dtype="<f4")
+        head = orjson.dumps(_named(form, index, row, labels))[:-1]
+        yield b'%b%b,"%b":' % (b"," if index else b"", head, _KEYS[form].encode())
+        if base64:
             yield b'"'
             data = row.view(np.uint8).data
             for start in range(0, len(data), _BASE64_STEP):
-                yield base64.b64encode(data[start : start + _BASE64_STEP])
+                yield b64encode(data[start : start + _BASE64_STEP])
             yield b'"}'
         else:
             yield from nested(row, "FP32", bytes.decode)
             yield b"}"
-    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    yield b"]," + orjson.dumps({"model": d.name, "usage": usage})[1:]
+    yield b"]," + orjson.dumps({"model": model, "usage": _usage(prompt_tokens)})[1:]
 
 
-def _base64(rows: np.ndarray[Any, Any]) -> list[str]:
-    return [base64.b64encode(row).decode() for row in rows]
+def _named(form: Form, index: int, row: Array, labels: Labels) -> dict[str, Any]:
+    """What an input's answer has besides its numbers."""
+    if form == "classification":
+        return {"index": index, "label": labels[int(row.argmax())], "num_classes": len(labels)}
+    return {"object": form, "index": index}
+
+
+def _usage(prompt_tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+
+
+def _base64(row: Array) -> str:
+    return b64encode(row.data).decode()

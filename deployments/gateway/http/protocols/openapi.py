@@ -73,7 +73,18 @@ _GENERATES = {  # by path: operation, summary, schema, example
     ),
 }
 _RERANK = "Order documents by how well they answer a query"
-_RANKS = {  # as `_GENERATES`
+_CLASSES = "Score the classes of texts or token arrays (vLLM's form)."
+_OF_TEXTS = {  # as `_GENERATES`
+    "/v1/embeddings": (
+        *("embeddings", "Embed texts or token arrays (OpenAI's form).", "Embeddings"),
+        openapi_schemas.embeddings,
+    ),
+    "/pooling": (
+        *("pooling", "Embed texts, or score their classes (vLLM's form).", "Pooling"),
+        openapi_schemas.pooling,
+    ),
+    "/v1/classify": ("classifyTexts", _CLASSES, "Classification", openapi_schemas.classes_of_texts),
+    "/classify": ("classifyPlain", _CLASSES, "Classification", openapi_schemas.classes_of_texts),
     "/v1/rerank": ("rerank", f"{_RERANK} (Jina's form).", "Rerank", openapi_schemas.rerank),
     "/v2/rerank": ("rerankV2", f"{_RERANK} (Cohere's form).", "Rerank", openapi_schemas.rerank),
     "/rerank": (
@@ -233,8 +244,7 @@ def _inference(descriptions: Descriptions) -> Node:
         },
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
         "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
-        "/v1/embeddings": {"post": _embeddings(descriptions)},
-        **{path: {"post": _ranks(path, descriptions)} for path in _RANKS},
+        **{path: {"post": _of_texts(path, descriptions)} for path in _OF_TEXTS},
         **{path: {"post": _generates(path, descriptions)} for path in _GENERATES},
     }
 
@@ -283,22 +293,8 @@ def _classify(descriptions: Descriptions) -> Node:
     return spec
 
 
-def _embeddings(descriptions: Descriptions) -> Node:
-    operation = _inference_operation(
-        "embeddings",
-        "Embed texts or token arrays (OpenAI's form).",
-        _json_body("EmbeddingsRequest", _examples(descriptions, openapi_schemas.embeddings)),
-        _answer("EmbeddingsResponse", timed=True),
-    )
-    operation["responses"] = {
-        "200": operation["responses"]["200"],
-        **_refusals("openai", _INFERENCE),
-    }
-    return operation
-
-
-def _ranks(path: str, descriptions: Descriptions) -> Node:
-    name, summary, schema, example = _RANKS[path]
+def _of_texts(path: str, descriptions: Descriptions) -> Node:
+    name, summary, schema, example = _OF_TEXTS[path]
     operation = _inference_operation(
         name,
         summary,

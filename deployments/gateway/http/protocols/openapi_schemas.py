@@ -34,7 +34,11 @@ from deployments.gateway.http.protocols.metadata import (
     ServerMetadata,
 )
 from deployments.gateway.http.protocols.open_inference import InferRequest
-from deployments.gateway.http.protocols.openai_embeddings import EmbeddingsRequest
+from deployments.gateway.http.protocols.openai_embeddings import (
+    ClassificationRequest,
+    EmbeddingsRequest,
+    PoolingRequest,
+)
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
 from deployments.gateway.http.protocols.predict import PredictRequest
 from deployments.gateway.http.protocols.rerank import (
@@ -124,6 +128,37 @@ class EmbeddingsResponse(msgspec.Struct):
     usage: Usage
 
 
+class Pooled(msgspec.Struct):
+    """`data`: a vector or the scores of classes, or base64 of them as little-endian float32."""
+
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+
+
+class PoolingResponse(msgspec.Struct):
+    object: Literal["list"]
+    data: list[Pooled]
+    model: str
+    usage: Usage
+
+
+class Classification(msgspec.Struct):
+    """`label`: of the highest of `probs`."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(msgspec.Struct):
+    object: Literal["list"]
+    data: list[Classification]
+    model: str
+    usage: Usage
+
+
 class ChatResponse(msgspec.Struct):
     """The engine's own."""
 
@@ -144,6 +179,7 @@ _BODIES: Sequence[type[msgspec.Struct]] = (
     *(IndexRequest, IndexEntry, Live, Ready, ModelReady, ModelConfig, StatisticsResponse),
     *(PredictRequest, PredictResponse, ClassifyRequest, ClassifyForm, ClassifyResponse),
     *(EmbeddingsRequest, EmbeddingsResponse, OpenAIModel, OpenAIModels, OpenAIError),
+    *(PoolingRequest, PoolingResponse, ClassificationRequest, ClassificationResponse),
     *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),
 )
@@ -151,6 +187,7 @@ _STREAM_OPTIONS = {"type": "object", "properties": {"include_usage": {"type": "b
 _UNREAD: dict[str, Schema] = {  # properties that are ignored, or left to the engine
     "PredictRequest": {"signature_name": STRING},
     "EmbeddingsRequest": {"user": STRING},
+    "PoolingRequest": {"user": STRING},
     "ContentPart": {"type": STRING},
     "ChatRequest": {"stream_options": _STREAM_OPTIONS},
     "CompletionRequest": {"stream_options": _STREAM_OPTIONS},
@@ -231,6 +268,18 @@ def embeddings(d: ModelDescription) -> dict[str, Any] | None:
         return None
     given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
     return {"model": d.name, "input": given}
+
+
+def classes_of_texts(d: ModelDescription) -> dict[str, Any] | None:
+    """A classification of texts, None for a model that does not classify them."""
+    if classify(d) is None or d.image is not None:
+        return None
+    return {"model": d.name, "input": ["a short text"]}
+
+
+def pooling(d: ModelDescription) -> dict[str, Any] | None:
+    """A pooling request, None for a model that neither embeds nor classifies texts."""
+    return embeddings(d) or classes_of_texts(d)
 
 
 def rerank(d: ModelDescription) -> dict[str, Any] | None:

@@ -126,8 +126,9 @@ class PredictCall:
 
 @dataclass(slots=True)
 class EmbeddingsCall:
-    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format; `prompt`: the
-    name of one of the model's prompts; `kind`: what the texts are for, as `input_type`."""
+    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format; `prompt`: name
+    of one of the model's prompts; `kind`: what the texts are for, as `input_type`; `task`: what the
+    caller takes the model for."""
 
     model: str
     texts: list[str] | None
@@ -136,6 +137,7 @@ class EmbeddingsCall:
     dimensions: int | None = None
     prompt: str | None = None
     kind: str | None = None
+    task: str | None = None
 
 
 @dataclass(slots=True)

@@ -12,5 +12,5 @@ from deployments.gateway.http.codecs import EmbeddingsCodec
 
 @pytest.mark.parametrize(("param", "named"), [("inputs", "input"), ("model", "model"), (None,) * 2])
 def test_embeddings_have_an_input_and_no_inputs(param: str | None, named: str | None) -> None:
-    refusal = EmbeddingsCodec().error(BadRequest("too long", param=param))
+    refusal = EmbeddingsCodec("openai", "embedding").error(BadRequest("too long", param=param))
     assert json.loads(refusal.body)["error"]["param"] == named

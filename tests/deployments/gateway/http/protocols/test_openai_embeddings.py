@@ -165,9 +165,8 @@ def test_fewer_dimensions_are_the_first_and_of_length_1_where_all_are(
 ) -> None:
     d, call = encoder(embed_width=4, embedding=CHOICES), decode("a", dimensions=asked)
     openai_embeddings.check_dimensions(call, d)
-    vectors = [np.array(vector, np.float32)]
-    encoded = openai_embeddings.encode(call, vectors, 1, d)
-    assert json.loads(encoded.body)["data"][0]["embedding"] == pytest.approx(expected)
+    found = openai_embeddings.cut(call, d, np.array([vector], np.float32))
+    assert found[0].tolist() == pytest.approx(expected)
 
 
 def test_dimensions_that_a_model_was_not_trained_for_are_refused(encoder: Describe) -> None:
@@ -176,9 +175,9 @@ def test_dimensions_that_a_model_was_not_trained_for_are_refused(encoder: Descri
         openai_embeddings.check_dimensions(decode("a", dimensions=3), d)
 
 
-def test_answer_lists_vectors_in_order(encoder: Describe) -> None:
+def test_answer_lists_vectors_in_order() -> None:
     vectors = np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)
-    encoded = openai_embeddings.encode(decode(["a", "b"]), list(vectors), 7, encoder(name="m"))
+    encoded = openai_embeddings.encode(vectors, 7, "m", "embedding", base64=False)
     assert json.loads(encoded.body) == {
         "object": "list",
         "data": [
@@ -190,10 +189,8 @@ def test_answer_lists_vectors_in_order(encoder: Describe) -> None:
     }
 
 
-def test_base64_is_little_endian_float32(encoder: Describe) -> None:
+def test_base64_is_little_endian_float32() -> None:
     vectors = np.array([[0.1, -2.5]], dtype=np.float32)
-    encoded = openai_embeddings.encode(
-        decode("a", encoding_format="base64"), list(vectors), 1, encoder()
-    )
+    encoded = openai_embeddings.encode(vectors, 1, "m", "embedding", base64=True)
     raw = base64.b64decode(json.loads(encoded.body)["data"][0]["embedding"])
     assert np.frombuffer(raw, dtype="<f4").tolist() == vectors[0].tolist()

@@ -54,6 +54,9 @@ PATHS = {
     "/v1/models/{model}:predict",
     "/v1/models/{model}:classify",
     "/v1/embeddings",
+    "/pooling",
+    "/v1/classify",
+    "/classify",
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",
@@ -268,7 +271,13 @@ def test_what_is_written_conforms_to_its_schema(
         "InferResponse": open_inference.encode(
             InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
         ),
-        "EmbeddingsResponse": openai_embeddings.encode(call, list(array), 1, d),
+        "EmbeddingsResponse": openai_embeddings.encode(
+            array, 1, "m", "embedding", base64=call.base64
+        ),
+        "PoolingResponse": openai_embeddings.encode(array, 1, "m", "pooling", base64=True),
+        "ClassificationResponse": openai_embeddings.encode(
+            array, 1, "m", "classification", base64=False, labels=("a", "b")
+        ),
         "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),
         "Error": oip_error(BadRequest("m")),
         "OpenAIError": openai_error(BadRequest("m")),

@@ -22,7 +22,6 @@ from deployments.gateway.http.protocols import (
 )
 from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
-    EmbeddingsCall,
     Encoded,
     InferAnswer,
     InferCall,
@@ -145,12 +144,13 @@ def test_predictions_that_are_no_text(description: Describe) -> None:
 
 @pytest.mark.parametrize("base64", [False, True])
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 20_000])
-def test_embeddings(base64: bool, width: int, description: Describe) -> None:
-    call, d = EmbeddingsCall("m", ["a"] * 3, None, base64), description(embed_width=width)
+@pytest.mark.parametrize("form", ["embedding", "pooling", "classification"])
+def test_embeddings(base64: bool, width: int, form: Any) -> None:
+    how = {"base64": base64, "labels": [f'"{n}' for n in range(width)]}
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         vectors = RNG.standard_normal((3, width)).astype(dtype)
-        at_once = openai_embeddings.encode(call, list(vectors.astype(np.float32)), 7, d)
-        assert whole(openai_embeddings.pieces(call, list(vectors), 7, d)) == at_once
+        at_once = openai_embeddings.encode(vectors.astype(np.float32), 7, "m", form, **how)
+        assert whole(openai_embeddings.pieces(iter(vectors), 7, "m", form, **how)) == at_once
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100])
