@@ -33,7 +33,11 @@ CODES = {
     ("the command line", SIGTERM): 0,
     ("the host", SIGTERM): 0,
 }
-SAYS = {"the host": "SIGKILL", "Ray's DashboardAgent": "raylet", "Ray's RuntimeEnvAgent": "raylet"}
+SAYS = {
+    "the host": "SIGKILL",
+    "Ray's DashboardAgent": "raylet",
+    "Ray's RuntimeEnvAgent": "RuntimeEnvAgent",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@
 them again. Without GCS or raylet the rest of the cluster falls apart within a minute: replicas end,
 nothing is replaced, and calls to Ray block. Without the dashboard no model could be changed any
 more, though requests are served; so it is started again if it is missing or hangs, with the
-command, the environment and so the address that it had. Nothing here imports Ray.
+command, the environment and so the address that it had. Without the raylet's agent that prepares
+environments no process starts, and the raylet ends itself as soon as one should; the agent answers
+SIGTERM by closing its port at once and waiting for minutes. Nothing here imports Ray.
 Source: the protocol `grpc.health.v1`, whose empty message asks for the whole server. GCS and raylet
 answer it, with and without Ray's token.
 """
@@ -12,6 +14,7 @@ answer it, with and without Ray's token.
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,8 @@ import psutil
 
 from deployments.control.supervisor.orphaned_processes import runs
 
+_AGENT = "ray::RuntimeEnvAgent"
+_CONNECT_S = 1.0
 _NAMES = {"gcs_server": "control store (gcs_server)", "raylet": "node process (raylet)"}
 
 
@@ -31,33 +36,70 @@ class RayProcess:
     """One of Ray's own processes."""
 
     name: str  # for people
-    address: str  # "host:port", where it answers health checks
+    address: str  # "host:port"
     process: psutil.Process
+    checked: bool = True  # it answers health checks; False: it only takes connections
 
     def __str__(self) -> str:
         return f"{self.name}, process {self.process.pid}"
 
     def event(self) -> dict[str, object]:
         """What another process needs to watch it, as JSON: the fields of `of_event`."""
-        return {"name": self.name, "address": self.address, "pid": self.process.pid}
+        return {
+            "name": self.name,
+            "address": self.address,
+            "pid": self.process.pid,
+            "checked": self.checked,
+        }
 
 
 def of_event(fields: Mapping[str, object]) -> RayProcess:
     """The process that an `event` describes. Raises psutil.NoSuchProcess if it has ended."""
     pid = int(str(fields["pid"]))
-    return RayProcess(str(fields["name"]), str(fields["address"]), psutil.Process(pid))
+    checked = fields.get("checked", True) is True
+    return RayProcess(str(fields["name"]), str(fields["address"]), psutil.Process(pid), checked)
 
 
 def among(children: Sequence[psutil.Process], addresses: Mapping[str, str]) -> list[RayProcess]:
     """Ray's own processes among `children` of the process that started Ray. `addresses`: by the
     name that the kernel knows a process by (gcs_server, raylet)."""
     named = [(name, each) for each in children if (name := _name(each)) in _NAMES]
-    return [RayProcess(_NAMES[name], addresses[name], each) for name, each in named]
+    agents = [found for name, each in named if name == "raylet" and (found := _agent(each))]
+    return agents + [RayProcess(_NAMES[name], addresses[name], each) for name, each in named]
+
+
+def _agent(raylet: psutil.Process) -> RayProcess | None:
+    """The agent that prepares environments; None where it is not there yet."""
+    for child in raylet.children():
+        try:
+            if not " ".join(child.cmdline()).startswith(_AGENT):
+                continue
+            for each in child.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    address = f"{each.laddr.ip}:{each.laddr.port}"
+                    name = "environment agent (RuntimeEnvAgent)"
+                    return RayProcess(name, address, child, checked=False)
+        except psutil.Error:
+            continue
+    return None
 
 
 def ended(processes: Sequence[RayProcess]) -> RayProcess | None:
-    """The first that does not run any more; None if all run."""
-    return next((each for each in processes if not runs(each.process)), None)
+    """The first that does not run any more, or takes no connections; None if all do."""
+    return next((each for each in processes if not runs(each.process) or _refuses(each)), None)
+
+
+def _refuses(each: RayProcess) -> bool:
+    if each.checked:
+        return False
+    host, _, port = each.address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it is slow, or this machine is short of something
+        return False
+    return False
 
 
 def _name(process: psutil.Process) -> str:

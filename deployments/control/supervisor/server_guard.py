@@ -54,7 +54,8 @@ class ServerGuard:
         """Watch these parts of Ray, on threads of their own, until the host ends."""
         _in_background(self._until_host_ends, processes)
         for each in processes:
-            _in_background(self._until_it_hangs, each)
+            if each.checked:
+                _in_background(self._until_it_hangs, each)
 
     def clear(self) -> str | None:
         """End what the host left behind, once it has ended. Returns a sentence on it; None if there

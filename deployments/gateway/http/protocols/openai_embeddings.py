@@ -8,9 +8,7 @@ again if the whole had it. `prompt_name` names one of the model's prompts, which
 text; `input_type` says what the texts are for, and takes the prompt for that if there is one.
 `user` and unknown keys are ignored. Lengths are the tokeniser's and the rows' business.
 
-Source: OpenAI API reference, "Create embeddings"; vLLM 0.32 (`/pooling`, `/classify`);
-sentence-transformers 6.2 (`prompt_name`, `encode_query`, `encode_document`); Cohere's and
-Voyage's `input_type`.
+Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`.
 """
 
 from __future__ import annotations

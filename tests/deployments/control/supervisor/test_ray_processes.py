@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,39 @@ def test_one_that_ends_is_named_before_anybody_waits_for_it(processes, name):
     lost = ray_processes.ended(watched)
     assert f"({name}), process {processes[name].pid}" in str(lost)
     assert lost.address == ADDRESSES[name]
+
+
+AGENT = """
+import signal, socket, time
+taken = socket.create_server(("127.0.0.1", 0))
+print("listens", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: taken.close())
+while True:
+    time.sleep(60)
+"""
+
+
+def test_an_agent_that_takes_no_more_connections_counts_as_ended(tmp_path):
+    """As Ray's does for minutes after SIGTERM."""
+    command = ["ray::RuntimeEnvAgent", "-u", "-c", AGENT]
+    agent = subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE, text=True)
+    try:
+        assert agent.stdout is not None
+        agent.stdout.readline()
+        found = ray_processes._agent(psutil.Process())
+        assert found is not None
+        assert found.process.pid == agent.pid
+        assert ray_processes.of_event(json.loads(json.dumps(found.event()))) == found
+        assert ray_processes.ended([found]) is None
+        agent.terminate()
+        until = time.monotonic() + 10
+        while ray_processes.ended([found]) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert agent.poll() is None
+        assert "(RuntimeEnvAgent), process" in str(ray_processes.ended([found]))
+    finally:
+        agent.kill()
+        agent.communicate()
 
 
 def test_others_may_end(processes):
