@@ -20,53 +20,11 @@ import numpy as np
 import pytest
 
 from runtimes.errors import BadRows
-from runtimes.types import DTYPES, Batch, Limits, Ragged, Result, Runtime, TensorSpec
+from runtimes.independence import TOLERANCES, batch_of, one, row_of
+from runtimes.types import DTYPES, Batch, Ragged, Result, Runtime
 
-MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
-# A row alone and in a batch: a value next to a rounding step may fall to either side of it.
-TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
+MAX_SIZE, LONGEST, TOLERANCE = 8, 64, TOLERANCES["fp32"]
 LENGTHS = (3, 1, 17, LONGEST, 2)
-
-
-def batch_of(limits: Limits, lengths: tuple[int, ...], seed: int = 0) -> Batch:
-    """Rows with values of their own: row r is the same whatever batch of that seed it stands in."""
-    needed = [spec for spec in limits.inputs if spec.name not in limits.optional_inputs]
-    inputs = {spec.name: _ragged(spec, limits, lengths, seed) for spec in needed}
-    return Batch(len(lengths), np.array(lengths, np.int64), inputs)
-
-
-def _ragged(spec: TensorSpec, limits: Limits, lengths: tuple[int, ...], seed: int) -> Ragged:
-    rows = []
-    for row, length in enumerate(lengths):
-        # Python hashes texts anew in every process, so the name enters by its bytes.
-        random = np.random.default_rng([seed, row, *spec.name.encode()])
-        shape = tuple(size if size >= 0 else length for size in spec.shape[1:])
-        rows.append(_values(spec.datatype, shape, random))
-    data = np.concatenate([values.reshape(-1) for values in rows])
-    return Ragged(spec.datatype, data, tuple(values.shape for values in rows))
-
-
-def _values(
-    datatype: str, shape: tuple[int, ...], random: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    if datatype == "BYTES":
-        values = np.empty(shape, dtype=object)
-        values[...] = b"row \xc3\xa9 %d" % random.integers(1000)
-        return values
-    if datatype.startswith("INT"):
-        return random.integers(1, 90, shape).astype(DTYPES[datatype])
-    return random.normal(size=shape).astype(DTYPES[datatype])
-
-
-def row_of(batch: Batch, row: int) -> Batch:
-    inputs = {name: one(ragged, row) for name, ragged in batch.inputs.items()}
-    return Batch(1, batch.lengths[row : row + 1], inputs, batch.outputs)
-
-
-def one(ragged: Ragged, row: int) -> Ragged:
-    start = sum(math.prod(shape) for shape in ragged.shapes[:row])
-    end = start + math.prod(ragged.shapes[row])
-    return Ragged(ragged.datatype, ragged.data[start:end], (ragged.shapes[row],))
 
 
 def tolerance_of(runtime: Runtime) -> float:

@@ -198,6 +198,7 @@ class ModelDescription:
     # In the settings' order, those of which a replica has described itself. (): without groups.
     groups: tuple[GroupDescription, ...] = ()
     embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
+    rows_depend: bool = False  # a row's answer depends on the rows that run beside it
 
     def group_digests(self) -> dict[str, str]:
         """The digest of the settings of each group's replicas, by group; under "" for a model

@@ -306,6 +306,8 @@ def describe(
     digest: str,
     runtime: Runtime,
     costs: KnownCosts = UNKNOWN,
+    *,
+    rows_depend: bool = False,
 ) -> tuple[ModelDescription, bytes]:
     """The description, with generation 0 because the anchor sets it, and the tokeniser's bytes,
     b"" without one."""
@@ -340,8 +342,13 @@ def describe(
         profile=costs.points,
         profile_from=costs.source,
         reuse=ReuseSettings(
-            cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
+            0 if rows_depend else cache.max_bytes,
+            cache.ttl_s,
+            cache.public,
+            model.coalesce and not rows_depend,
+            model.fallback or "",
         ),
+        rows_depend=rows_depend,
         image=image_input(model.image, limits),
         classes=scores,
     )

@@ -53,7 +53,7 @@ from deployments.settings.channel import ChannelSettings, channel_ports, channel
 from deployments.settings.plain import settings_digest
 from deployments.settings_files.made import cache_dir
 from routers.shared_engines import WAITING_SHARE
-from runtimes import catalog, profiling
+from runtimes import catalog, independence, profiling
 from runtimes.profiling import Profile
 from runtimes.types import Runtime, StreamRuntime
 
@@ -239,7 +239,7 @@ class BatchReplica(ModelReplica):
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         measured = await self._measured_by_others(digest)
-        runtime, sources, costs = await self._loop.run_in_executor(
+        runtime, sources, costs, depend = await self._loop.run_in_executor(
             None, self._load_and_measure, cache_dir, measured
         )
         if not measured:
@@ -248,7 +248,9 @@ class BatchReplica(ModelReplica):
                 sources.settings, runtime, self._settings.profile_s, cache_dir,
             )  # fmt: skip
             costs = replace(costs, points=await self._admitted(costs.points, again))
-        return describe.describe(self._name, self._settings, digest, runtime, costs)
+        return describe.describe(
+            self._name, self._settings, digest, runtime, costs, rows_depend=depend
+        )
 
     async def _measured_by_others(self, digest: str) -> Profile:
         """The profile that replicas with these settings have measured; () if there is none, or the
@@ -289,7 +291,7 @@ class BatchReplica(ModelReplica):
 
     def _load_and_measure(
         self, cache_dir: Path, measured: Profile
-    ) -> tuple[Runtime, CostSources, KnownCosts]:
+    ) -> tuple[Runtime, CostSources, KnownCosts, bool]:
         model, tell = self._settings, partial(logger.info, extra={"model": self._name})
         settings = describe.runtime_settings(
             self._name, model, cache_dir, self._progress.report, reserved_cpus()
@@ -300,8 +302,12 @@ class BatchReplica(ModelReplica):
         runtime.load()
         gate.admit(model, sources.settings, runtime)
         runtime.warm()
+        depend = independence.rows_depend(runtime, sources.settings.source)
+        if depend:
+            logger.warning("%s: no answer is cached or shared", depend, extra={"model": self._name})
         self._progress.report("profiling", 0.0)
-        return runtime, sources, known_costs.known_costs(sources, model, runtime, tell)
+        costs = known_costs.known_costs(sources, model, runtime, tell)
+        return runtime, sources, costs, bool(depend)
 
     async def check_health(self) -> None:
         assert self._worker is not None

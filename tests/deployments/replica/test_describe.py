@@ -11,6 +11,7 @@ import pytest
 from fake_runtimes import Encoder, Moody, Shout
 
 from deployments.contract.description import Generating
+from deployments.gateway.http.protocols import metadata
 from deployments.replica import describe
 from deployments.replica.describe import (
     beside_the_artifact,
@@ -32,6 +33,18 @@ from runtimes.types import Limits, RowShapes, StreamLimits, TensorSpec
 
 def model(**fields: Any) -> ModelSettings:
     return ModelSettings.model_validate({"runtime": "synthetic", **fields})
+
+
+def test_of_a_model_whose_rows_depend_no_answer_is_cached_or_shared():
+    reused = model(cache={"max_bytes": 1000}, coalesce=True)
+    description, _ = describe.describe("m", reused, "d", Encoder())  # type: ignore[arg-type]
+    assert (description.reuse.cache_bytes, description.reuse.coalesce) == (1000, True)
+    assert not description.rows_depend
+    description, _ = describe.describe("m", reused, "d", Encoder(), rows_depend=True)  # type: ignore[arg-type]
+    assert (description.reuse.cache_bytes, description.reuse.coalesce) == (0, False)
+    assert description.rows_depend
+    said = json.loads(metadata.model_metadata(description).body)["parameters"]
+    assert said["rows_depend"] is True
 
 
 def test_the_runtime_is_told_what_the_settings_say(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def _parameters(d: ModelDescription) -> dict[str, Any]:
         "max_length": d.max_length,
         "truncate": d.truncate,
         "optional_inputs": ",".join(optional),
+        **({"rows_depend": True} if d.rows_depend else {}),
         _SLO[d.generating is not None]: round(d.scheduling.slo_s * 1000, 3),
         **_of_images(d),
         **_of_classes(d),
