@@ -143,7 +143,8 @@ class Pipeline:
         call = await self._decoded(context, selection, codec, body)
         if selection is None:
             adapter = call.adapter if isinstance(codec, GenerationCodec) else ""
-            selection = self._select(context, caller, call.model, None, adapter)
+            name = call.model or self._only(caller, codec)
+            selection = self._select(context, caller, name, None, adapter)
             selection.check_room(queue_request(context, selection.scheduling))
         context.mark("parse")
         # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
@@ -309,6 +310,16 @@ class Pipeline:
         answering = reuse.answers(query, follower, submit)
         context.reused = await run_until_disconnect(context.exchange, answering, follower.leave)
         return _AnsweredRows(description, rows, context.reused.answers, size)
+
+    def _only(self, caller: Caller, codec: Codec | GenerationCodec) -> str:
+        """The model of a request that names none. Raises BadRequest unless there is one alone."""
+        task = codec.task_without_a_name
+        known = self._services.models.descriptions
+        names = [d.name for d in known if d.task == task and caller.tenant.may_use(d.name)]
+        if len(names) != 1:
+            such = f"; those of task {task} are {', '.join(names) or 'none'}" if task else ""
+            raise errors.BadRequest(f"the body must name a model{such}", param="model")
+        return names[0]
 
     def _select(
         self,

@@ -19,6 +19,8 @@ PAGE = Path("docs/benchmarks.md")
 ORDER = (
     "generator",
     "overhead",
+    "tabular",
+    "rerank",
     "compare",
     "overload",
     "ragged_embeddings",
@@ -29,7 +31,7 @@ ORDER = (
     "endurance",
 )
 # Run only by name: they need `make compare`, `make vllm`, root, or an hour.
-APART = ("compare", "generation", "nodes", "endurance")
+APART = ("tabular", "rerank", "compare", "generation", "nodes", "endurance")
 # In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests

@@ -46,6 +46,8 @@ PEERS = {
         _peer("litserve"),
         _peer("bentoml"),
         _peer("mlserver"),
+        _peer("tabular"),
+        _peer("infinity"),
     )
 }
 

@@ -64,13 +64,15 @@ _EMBEDDING_BYTES = 60  # of JSON around one
 
 
 class Codec(Protocol):
-    """`names_tensors`: its requests or answers name the model's tensors. `split` gets what the
-    call's texts or images became, by `Codec.texts` and `Codec.images`, and the model's tokeniser;
-    `row_count`: how many rows it will make, about. `answer_size` raises BadRequest for an answer
-    over a bound; `answers`: once they are there. `pieces`: as `encode`, of a large one."""
+    """`names_tensors`: its requests or answers name the model's tensors. `task_without_a_name`: of
+    the model that a request means which names none. `split` gets what the call's texts or images
+    became, by `Codec.texts` and `Codec.images`, and the model's tokeniser; `row_count`: how many
+    rows it will make, about. `answer_size` raises BadRequest for an answer over a bound; `answers`:
+    once they are there. `pieces`: as `encode`, of a large one."""
 
     label: str
     names_tensors: bool
+    task_without_a_name: str
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any, d: ModelDescription) -> list[str] | None: ...
@@ -96,6 +98,7 @@ class InferCodec:
 
     label = "oip"
     names_tensors = True
+    task_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
@@ -161,6 +164,7 @@ class PredictCodec:
 
     label = "predict"
     names_tensors = True
+    task_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
         return predict.decode(body, sys.maxsize if d is None else d.scheduling.core.max_queue_rows)
@@ -206,6 +210,7 @@ class EmbeddingsCodec:
     """Vectors of texts or token lists, or the scores of their classes."""
 
     names_tensors = False
+    task_without_a_name = ""
 
     def __init__(self, label: str, form: openai_embeddings.Form) -> None:
         self.label = label
@@ -296,6 +301,7 @@ class ClassifyCodec:
 
     label = "classify"
     names_tensors = False
+    task_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> ClassifyCall:
         content_type = exchange.header(b"content-type") or ""
@@ -356,6 +362,7 @@ class PairsCodec:
     """Scores of pairs of texts: one row a document."""
 
     names_tensors = False
+    task_without_a_name = "rerank"
 
     def __init__(self, label: str, decoder: Callable[[bytes], rerank.PairsCall]) -> None:
         self.label = label
@@ -430,6 +437,7 @@ class GenerationCodec:
     """OpenAI's chats and completions."""
 
     names_tensors = False
+    task_without_a_name = ""
 
     def __init__(self, label: str, decoder: Callable[[bytes], GenerationCall]) -> None:
         self.label = label

