@@ -33,7 +33,7 @@ from loadtests.benches.runner import (
     alternate,
     meanwhile,
     median,
-    spread,
+    rates,
     total,
 )
 from loadtests.benches.server import (
@@ -188,11 +188,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 
 COLUMNS: tuple[Column, ...] = (
-    ("req/s", median(RATE)),
-    ("least–most", spread(RATE)),
-    ("p50 ms", median("result.p50_ms")),
-    ("p99 ms", median("result.p99_ms")),
-    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    *rates("req/s", HEADRACE),
     ("server CPU µs/req", median("server_cpu_us")),
     ("errors", total("result.failed")),
 )

@@ -27,17 +27,15 @@ from loadtests.benches.runner import (
     Column,
     Option,
     Options,
-    Runs,
     alternate,
-    median,
-    spread,
+    rates,
+    times_the_others,
     total,
 )
 from loadtests.benches.server import Launch, RunningServer, free_port, headrace, launched
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.peers import venvs
-from loadtests.results.report_table import BenchVerdict, at_least, ratio
 
 HEADRACE, INFINITY, VLLM = "headrace", "infinity", "vllm"
 PATHS = {HEADRACE: "/v1/rerank", INFINITY: "/rerank", VLLM: "/rerank"}
@@ -177,27 +175,10 @@ def runs(options: Options) -> Iterator[BenchRun]:
     return alternate(options.systems, options.repeats, serving, drive, options.clients)
 
 
-RATE = "result.rate"
 COLUMNS: tuple[Column, ...] = (
-    ("queries/s", median(RATE)),
-    ("least–most", spread(RATE)),
-    ("p50 ms", median("result.p50_ms")),
-    ("p99 ms", median("result.p99_ms")),
-    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    *rates("queries/s", HEADRACE),
     ("errors", total("result.failed")),
 )
-
-
-def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
-    if HEADRACE not in options.systems:
-        return
-    for clients in options.clients:
-        ours = done.of(HEADRACE, clients).median(RATE)
-        for name in options.systems:
-            if name != HEADRACE:
-                times = ratio(ours, done.of(name, clients).median(RATE))
-                claim = f"at least {MIN_TIMES:g} × {name} at {clients} clients"
-                yield at_least(claim, times, MIN_TIMES, " ×")
 
 
 BENCH = Bench(
@@ -215,7 +196,7 @@ BENCH = Bench(
     columns=COLUMNS,
     caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
     first="system",
-    thresholds=thresholds,
+    thresholds=lambda done, options: times_the_others(done, options, HEADRACE, MIN_TIMES),
     notes=("`vllm` runs in Headrace's own environment (`make vllm`).",),
     record=RerankTrial.record,
 )

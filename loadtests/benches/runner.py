@@ -27,9 +27,11 @@ from loadtests.results.report_table import (
     Cell,
     Picture,
     Table,
+    at_least,
     median_of,
     number,
     publish,
+    ratio,
     spread_of,
 )
 
@@ -95,6 +97,38 @@ def spread(value: Value) -> Callable[[Runs], Cell]:
 
 def total(value: Value) -> Callable[[Runs], Cell]:
     return lambda mine: mine.total(value)
+
+
+def rates(unit: str, first: str) -> tuple[Column, ...]:
+    """Of runs whose `result` is a load's: its rate and latency, and how many times the rate of
+    each side `first` has."""
+    rate = "result.rate"
+
+    def times(mine: Runs) -> Cell:
+        return ratio(mine.beside(first).median(rate), mine.median(rate))
+
+    return (
+        (unit, median(rate)),
+        ("least–most", spread(rate)),
+        ("p50 ms", median("result.p50_ms")),
+        ("p99 ms", median("result.p99_ms")),
+        (f"{first} is ×", times),
+    )
+
+
+def times_the_others(
+    done: Runs, options: Options, first: str, least: float
+) -> Iterator[BenchVerdict]:
+    """Whether `first` has at least so many times the rate of each other system."""
+    if first not in options.systems:
+        return
+    for clients in options.clients:
+        ours = done.of(first, clients).median("result.rate")
+        for name in options.systems:
+            if name != first:
+                found = ratio(ours, done.of(name, clients).median("result.rate"))
+                claim = f"at least {least:g} × {name} at {clients} client{'s' * (clients > 1)}"
+                yield at_least(claim, found, least, " ×")
 
 
 def table(

@@ -27,10 +27,10 @@ from loadtests.benches.runner import (
     Column,
     Option,
     Options,
-    Runs,
     alternate,
     median,
-    spread,
+    rates,
+    times_the_others,
     total,
 )
 from loadtests.benches.server import (
@@ -44,7 +44,6 @@ from loadtests.benches.server import (
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.peers import venvs
-from loadtests.results.report_table import BenchVerdict, at_least, ratio
 
 FOLDER = Path(__file__).resolve().parent.parent / "peers" / "tabular"
 ROOT = FOLDER.parents[2]
@@ -192,28 +191,12 @@ def runs(options: Options) -> Iterator[BenchRun]:
     return alternate(options.systems, options.repeats, serving, drive, options.clients)
 
 
-RATE = "result.rate"
 COLUMNS: tuple[Column, ...] = (
     ("lines", median("lines")),
-    ("req/s", median(RATE)),
-    ("least–most", spread(RATE)),
-    ("p50 ms", median("result.p50_ms")),
-    ("p99 ms", median("result.p99_ms")),
-    ("headrace is ×", lambda mine: ratio(mine.beside(HEADRACE).median(RATE), mine.median(RATE))),
+    *rates("req/s", HEADRACE),
     ("server CPU µs/req", median("server_cpu_us")),
     ("errors", total("result.failed")),
 )
-
-
-def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
-    if HEADRACE not in options.systems:
-        return
-    for clients in options.clients:
-        ours = done.of(HEADRACE, clients).median(RATE)
-        for name in options.systems:
-            if name != HEADRACE:
-                times = ratio(ours, done.of(name, clients).median(RATE))
-                yield at_least(f"no slower than {name} at {clients} clients", times, 1.0, " ×")
 
 
 BENCH = Bench(
@@ -231,7 +214,7 @@ BENCH = Bench(
     columns=COLUMNS,
     caption=lambda clients, options: f"{clients} clients",
     first="system",
-    thresholds=thresholds,
+    thresholds=lambda done, options: times_the_others(done, options, HEADRACE, 1.0),
     notes=("`lines` are those of `loadtests/peers/tabular` that a user writes.",),
     record=TabularTrial.record,
 )
