@@ -200,7 +200,8 @@ def _modes(config: Any, folder: Path) -> tuple[str, ...]:
 def _has_prompts(folder: Path) -> bool:
     file = folder / "config_sentence_transformers.json"
     said = read(file) if file.is_file() else {}
-    return isinstance(said, dict) and any((said.get("prompts") or {}).values())
+    prompts = said.get("prompts") if isinstance(said, dict) else None
+    return isinstance(prompts, dict) and any(prompts.values())
 
 
 def _dense(folder: Path) -> Dense:

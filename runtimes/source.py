@@ -145,6 +145,11 @@ def _how(path: Path) -> str:
     return f" ({how})" if how else ""
 
 
+def _target(link: Path) -> Path:
+    """The folder that a link leads to, whose content may be a link too."""
+    return (link.parent.resolve() / link.readlink()).parent.resolve()
+
+
 def _beside(model: Path, name: str) -> Path:
     """A file that `model` names. A link is followed where it stays in the model's folder, or leads
     to where the model's own file lies, as all links of a Hugging Face cache do."""
@@ -158,7 +163,8 @@ def _beside(model: Path, name: str) -> Path:
         raise LoadError(f"{model} keeps weights in {name}, which is not beside it{hint}")
     homes = model.parent.resolve(), model.resolve().parent
     real = file.resolve()
-    if not any(real.is_relative_to(home) for home in homes):
+    beside = file.is_symlink() and model.is_symlink() and _target(file) == _target(model)
+    if not beside and not any(real.is_relative_to(home) for home in homes):
         raise RefusedArtifact(
             f"{model} names {name}, a link to {real}, which is outside the model's folder: put the "
             "file itself there"

@@ -198,6 +198,7 @@ class ModelDescription:
     # In the settings' order, those of which a replica has described itself. (): without groups.
     groups: tuple[GroupDescription, ...] = ()
     embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
+    aliases: tuple[str, ...] = ()  # other names, as in the settings
     rows_depend: bool = False  # a row's answer depends on the rows that run beside it
 
     def group_digests(self) -> dict[str, str]:

@@ -431,7 +431,7 @@ def canary_settings(model: ModelSettings) -> ModelSettings:
     assert model.rollout is not None
     one = next(iter(model.views().values()), model)
     written = one.model_dump(mode="json", exclude_unset=True)
-    for section in ("rollout", "optional"):
+    for section in ("rollout", "optional", "aliases"):
         written.pop(section, None)
     replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
     replicas |= _replica_numbers(model.rollout, one.replicas)

@@ -160,11 +160,12 @@ def _as_sent(
     call: GenerationCall, selection: ModelSelection, description: ModelDescription
 ) -> GenerationCall:
     """The call as it is sent to the engine: the caller's own bytes, but for what the engine could
-    not know. That is the name of a fallback, and how many tokens it may write where the caller does
-    not say."""
+    not know. That is the model's own name, where the caller said an alias or a fallback answers,
+    and how many tokens it may write where the caller does not say."""
     changes: dict[str, str | int] = {}
-    if selection.fallback:
-        changes["model"] = selection.fallback
+    name = f"{description.name}:{call.adapter}" if call.adapter else description.name
+    if call.model != description.name:
+        changes["model"] = name
     if call.max_tokens is None and description.scheduling.max_output_tokens:
         changes["max_tokens"] = description.scheduling.max_output_tokens
     return openai_generation.with_fields(call, changes) if changes else call

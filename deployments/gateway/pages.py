@@ -121,7 +121,7 @@ class Pages:
             name = self._models.name_of(route.model)
             if not who.may_see(name):
                 raise unknown_model(route.model)
-            route = route._replace(model=name)
+            route = route._replace(model=name, alias=route.model if route.model != name else "")
         if route.endpoint == "repository_index":
             body = await exchange.body(_INDEX_LIMITS)
             only_ready = metadata.ready_only(body)
@@ -195,7 +195,7 @@ class Pages:
         known = d.generating is not None and adapter in d.generating.adapters
         if adapter and not (known and who.may_use(d.name, adapter)):
             raise unknown_model(f"{d.name}:{adapter}")
-        return 200, metadata.openai_model(d, adapter)
+        return 200, metadata.openai_model(d, adapter, route.alias)
 
     def _metrics(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         body, content_type = self._telemetry.page(exchange.header(b"accept") or "")

@@ -312,10 +312,15 @@ class Pipeline:
         return _AnsweredRows(description, rows, context.reused.answers, size)
 
     def _only(self, caller: Caller, codec: Codec | GenerationCodec) -> str:
-        """The model of a request that names none. Raises BadRequest unless there is one alone."""
-        task = codec.task_without_a_name
-        known = self._services.models.descriptions
-        names = [d.name for d in known if d.task == task and caller.tenant.may_use(d.name)]
+        """The model of a request that names none. Raises BadRequest unless there is one alone, and
+        NotReady where there may be one that has not been ready yet."""
+        task, models = codec.task_without_a_name, self._services.models
+        known = [d for d in models.descriptions if caller.tenant.may_use(d.name)]
+        names = [d.name for d in known if d.task == task]
+        if task and not names and models.waiting_for:
+            raise errors.NotReady(
+                f"no model of task {task} is ready yet", retry_after_s=errors.NOT_READY_S
+            )
         if len(names) != 1:
             such = f"; those of task {task} are {', '.join(names) or 'none'}" if task else ""
             raise errors.BadRequest(f"the body must name a model{such}", param="model")

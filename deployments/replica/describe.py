@@ -413,6 +413,7 @@ def _in_common(
         "name": name, "generation": 0, "task": model.task, "platform": limits.platform,
         "precision": limits.precision, "device": limits.device, "digest": digest,
         "tokenizer_digest": _hex(tokenizer), "recording": _recording(model),
+        "aliases": model.aliases,
     }  # fmt: skip
 
 

@@ -32,20 +32,26 @@ def read(source: Path | None, width: int) -> EmbeddingChoices:
             f"{file}: prompts may be {MAX_PROMPTS}, of {MAX_CHARACTERS} characters each"
         )
     default = said.get("default_prompt_name") or ""
-    if default and default not in prompts:
+    if default and (not isinstance(default, str) or default not in prompts):
         raise LoadError(f"{file}: default_prompt_name is {default!r}, which is no name in prompts")
-    cut = said.get("truncate_dim") or 0
-    _check(file, "truncate_dim", cut, width)
+    cut = _widths(file, "truncate_dim", said.get("truncate_dim"), width)
     config, trained = _read(source, "config.json")
-    dimensions = trained.get("matryoshka_dimensions") or ()
-    for each in dimensions if isinstance(dimensions, list | tuple) else (dimensions,):
-        _check(config, "matryoshka_dimensions", each, width)
-    return EmbeddingChoices(dict(prompts), default, tuple(sorted(set(dimensions))), cut)
+    field = "matryoshka_dimensions"
+    return EmbeddingChoices(
+        dict(prompts),
+        default,
+        _widths(config, field, trained.get(field), width),
+        max(cut, default=0),
+    )
 
 
-def _check(file: Path | None, field: str, value: Any, width: int) -> None:
-    if type(value) is not int or not 0 <= value <= width:
-        raise LoadError(f"{file}: {field} has {value!r}; the model gives {width} numbers a text")
+def _widths(file: Path | None, field: str, said: Any, width: int) -> tuple[int, ...]:
+    """Those that the model can give: what is wider than its vectors cuts nothing."""
+    values = said if isinstance(said, list) else [] if said is None else [said]
+    for each in values:
+        if type(each) is not int or each < 1:
+            raise LoadError(f"{file}: {field} has {each!r}; it must be whole numbers of at least 1")
+    return tuple(sorted({each for each in values if each <= width}))
 
 
 def _read(source: Path | None, name: str) -> tuple[Path | None, dict[str, Any]]:

@@ -98,12 +98,15 @@ def _narrowest(
     core = replace(base.scheduling.core, max_size=max(group.max_size for group in groups))
     if shaped is not None:
         core = replace(core, buckets=shaped.scheduling.core.buckets)
+    depend = any(part.rows_depend for part in parts)
     return replace(
         base,
         max_length=short.max_length,
         bucket_edges=edges.bucket_edges,
         max_rows=None,
         scheduling=replace(base.scheduling, core=core, slots=max(group.slots for group in groups)),
+        rows_depend=depend,
+        reuse=replace(base.reuse, cache_bytes=0, coalesce=False) if depend else base.reuse,
         generating=_engines([part.generating for part in parts if part.generating is not None]),
         groups=groups,
     )

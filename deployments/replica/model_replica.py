@@ -302,7 +302,7 @@ class BatchReplica(ModelReplica):
         runtime.load()
         gate.admit(model, sources.settings, runtime)
         runtime.warm()
-        depend = independence.rows_depend(runtime, sources.settings.source)
+        depend = independence.rows_depend(runtime, sources.settings)
         if depend:
             logger.warning("%s: no answer is cached or shared", depend, extra={"model": self._name})
         self._progress.report("profiling", 0.0)

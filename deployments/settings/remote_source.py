@@ -92,7 +92,11 @@ class NoCommit(SourceError):
 
 def is_url(source: str) -> bool:
     """Whether the source is a URL or on the hub: neither a path nor `package:` nor `made:`."""
-    return _URL.match(source) is not None or source.startswith(HUB)
+    return _URL.match(source) is not None or is_on_the_hub(source)
+
+
+def is_on_the_hub(source: str) -> bool:
+    return source.startswith(HUB) and not source.startswith(f"{HUB}//")  # a scheme of fsspec's
 
 
 def is_remote(source: str) -> bool:
@@ -146,7 +150,7 @@ def parse_hub(source: str) -> HubSource:
 
 def identity(source: str) -> str:
     """What tells the content of a remote source from any other's. Raises SourceError."""
-    if source.startswith(HUB):
+    if is_on_the_hub(source):
         return str(parse_hub(source))
     remote = parse(source)
     return remote.sha256 + remote.inside
@@ -173,7 +177,7 @@ def path_of(folder: str) -> str:
 def redacted(url: str) -> str:
     """The URL for messages: without its digest, and without parts that may be secret (a password,
     a signature)."""
-    if url.startswith(HUB):
+    if is_on_the_hub(url):
         return url
     plain = (url.rpartition("#")[0] or url).partition("?")[0]
     scheme, _, rest = plain.partition("://")

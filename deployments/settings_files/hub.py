@@ -3,36 +3,61 @@
 So a model that another program fetched is not fetched again, and the library's own environment
 decides about mirrors (`HF_ENDPOINT`), tokens (`HF_TOKEN`), folders (`HF_HOME`) and networks
 (`HF_HUB_OFFLINE`). Only what a model is read from is fetched: never pickles or code. The cache
-names each file by its digest, which is compared once for each file on this node.
+names each file by its digest, which is compared once for each file on this node. It knows by the
+commit's list of files whether all are there; where it has no such list, the hub is asked.
 Source: huggingface_hub 2.4, `snapshot_download`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import io
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from deployments.settings.remote_source import HubSource, SourceError
 from runtimes import staging
+from runtimes.source import external_data
 
 TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")  # `*` goes into folders too
 READ = ("*.safetensors", *TEXTS)
 NEVER = ("original/*", "consolidated*", "onnx/*", "openvino/*", ".*")
 FREE_BYTES = 256 << 20  # left on the disk, as by every other fetch
 _ASK_S = 5.0
-_SHOWN = 10
+_REMAINS_S = 600.0  # a part that nobody has written to for so long is of a killed download
 
 
 def fetched(source: HubSource, cache_dir: Path, progress: Callable[[float], None]) -> Path:
     """The folder of this commit, or the file in it that `source.inside` names. Blocks until all is
-    on this machine. Raises SourceError."""
+    on this machine, also while another process here fetches it. Raises SourceError."""
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with staging.exclusive(cache_dir / f"hub-{source.repo.replace('/', '--')}"):
+        place = _folder(source, cache_dir, progress, ())
+        if source.inside.endswith(".onnx"):  # its weights may have any name
+            file = place / source.inside
+            inside = source.inside.rpartition("/")[0]
+            lacking = [
+                name for name in sorted(external_data(file)) if not (file.parent / name).exists()
+            ]
+            if lacking:
+                more = [f"{inside}/{name}".lstrip("/") for name in lacking]
+                _folder(source, cache_dir, progress, more)
+    return place / source.inside
+
+
+def _folder(
+    source: HubSource, cache_dir: Path, progress: Callable[[float], None], more: Sequence[str]
+) -> Path:
+    """`more`: files that are fetched besides. A commit that is complete here is not asked for."""
     wanted, never = _patterns(source)
+    wanted += [glob.escape(name) for name in more]
     given: dict[str, Any] = {
         "repo_id": source.repo,
         "revision": source.commit,
@@ -41,18 +66,31 @@ def fetched(source: HubSource, cache_dir: Path, progress: Callable[[float], None
     }
     from huggingface_hub import constants, snapshot_download  # late: it takes a second
 
-    files = _said(source, _listed, **given)
-    if files is not None:
-        _complete(source, [file.filename for file in files])
-        missing = sum(file.file_size or 0 for file in files if file.will_download)
-        _room(source, Path(constants.HF_HUB_CACHE), missing)
-        given["tqdm_class"] = _bar(missing, progress)
+    nothing_said = _bar(0, lambda _: None)
+    files = _said(source, snapshot_download, **given, dry_run=True, tqdm_class=nothing_said)
+    cache = Path(constants.HF_HUB_CACHE)
+    home = cache / f"models--{source.repo.replace('/', '--')}"
+    _complete(source, [file.filename for file in files])
+    if missing := sum(file.file_size or 0 for file in files if file.will_download):
+        _without_remains(home / "blobs")
+        _room(source, cache, missing)
+    given["tqdm_class"] = _bar(missing, progress)
     place = Path(_said(source, snapshot_download, **given))
-    _complete(source, _names(place))
-    for file in sorted(place.rglob("*")):
-        if file.is_file() and _matches(file.relative_to(place).as_posix(), wanted, never):
-            _undamaged(file, cache_dir)
-    return place / source.inside
+    if not (home / "trees" / f"{source.commit}.json").is_file():
+        raise SourceError(
+            f"{source} is not known to be complete on this machine, and {_away(None)}"
+        )
+    for file in files:
+        _undamaged(place / file.filename, cache_dir)
+    return place
+
+
+def _without_remains(blobs: Path) -> None:
+    """Removes what downloads left that were killed: the library begins each anew."""
+    for part in blobs.glob("*.incomplete"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > _REMAINS_S:
+                part.unlink()
 
 
 def commit_of(repo: str, revision: str) -> str:
@@ -65,38 +103,15 @@ def commit_of(repo: str, revision: str) -> str:
         return ""
 
 
-def _listed(**given: Any) -> list[Any] | None:
-    """What would be fetched; None: the hub cannot be reached, so that the cache has to do."""
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        files: list[Any] = snapshot_download(
-            **given, dry_run=True, tqdm_class=_bar(0, lambda _: None)
-        )
-    except errors.DryRunError:
-        return None
-    return files
-
-
 def _patterns(source: HubSource) -> tuple[list[str], list[str]]:
     """What is fetched, and what is not although it matches."""
     if not source.inside:
         return list(READ), list(NEVER)
-    inside = [source.inside, f"{source.inside}_data*", f"{source.inside}.data*"]
-    if source.inside.endswith(".xml"):
-        inside.append(f"{source.inside.removesuffix('.xml')}.bin")
-    return [*inside, *(f"{source.inside}/{each}" for each in READ), *TEXTS], ["*/.*", ".*"]
-
-
-def _matches(name: str, wanted: Iterable[str], never: Iterable[str]) -> bool:
-    def any_of(patterns: Iterable[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    return any_of(wanted) and not any_of(never)
-
-
-def _names(place: Path) -> list[str]:
-    return [file.relative_to(place).as_posix() for file in place.rglob("*") if file.is_file()]
+    name = glob.escape(source.inside)
+    inside = [name, f"{name}_data*", f"{name}.data*"]
+    if name.endswith(".xml"):
+        inside.append(f"{name.removesuffix('.xml')}.bin")
+    return [*inside, *(f"{name}/{each}" for each in READ), *TEXTS], ["*/.*", ".*"]
 
 
 def _complete(source: HubSource, names: list[str]) -> None:
@@ -128,27 +143,38 @@ def _said(source: HubSource, call: Callable[..., Any], **given: Any) -> Any:
 
     try:
         return call(**given)
-    except errors.GatedRepoError:
-        why = "is gated: accept its terms on its page, and set HF_TOKEN where the replica runs"
-    except errors.RepositoryNotFoundError:
-        why = "does not exist on the hub, or is private: then set HF_TOKEN where the replica runs"
-    except errors.RevisionNotFoundError:
-        why = "is not on the hub: the model has no such commit"
-    except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError) as error:
-        offline = isinstance(error.__cause__, errors.OfflineModeIsEnabled)
-        reached = (
-            "HF_HUB_OFFLINE is set" if offline else f"the hub cannot be reached ({_end(error)})"
-        )
-        why = f"is not complete on this machine, and {reached}"
+    except errors.DryRunError as error:  # it has no list of the commit's files
+        why = error.__cause__ or error
     except Exception as error:  # the library passes on whatever its HTTP client raises
-        why = f"cannot be fetched: {_end(error)}"
-    raise SourceError(f"{source} {why}")
+        why = error
+    raise SourceError(f"{source} {_sentence(why)}")
+
+
+def _sentence(why: BaseException) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(why, errors.GatedRepoError):
+        return "is gated: accept its terms on its page, and set HF_TOKEN where the replica runs"
+    if isinstance(why, errors.RepositoryNotFoundError):
+        return "does not exist on the hub, or is private: then set HF_TOKEN where the replica runs"
+    if isinstance(why, errors.RevisionNotFoundError):
+        return "is not on the hub: the model has no such commit"
+    return f"is not known to be complete on this machine, and {_away(why)}"
+
+
+def _away(why: BaseException | None) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return "the hub cannot be reached" + (f" ({_end(why)})" if why else "")
 
 
 def _end(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    said = re.sub(r"(?<=\S)\?\S+", "", f"{type(error).__name__}: {error}")  # a query may be signed
+    return " ".join(said.split())[:300]
 
 
 def _bar(total: int, progress: Callable[[float], None]) -> type:
@@ -168,8 +194,9 @@ def _bar(total: int, progress: Callable[[float], None]) -> type:
 
 
 def _undamaged(file: Path, cache_dir: Path) -> None:
-    """Compares a file with its name in the cache: its SHA-256, or Git's own digest of it."""
-    name = file.resolve().name
+    """Compares a file with its name in the cache: its SHA-256, or Git's own digest of it. The link
+    may lead on, to where the cache shares content by another digest."""
+    name = Path(os.readlink(file)).name if file.is_symlink() else ""
     if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name):
         return
     if len(name) == 64:

@@ -62,7 +62,7 @@ def check(source: str, *, here: bool) -> str | None:
     """What is wrong with the source, or None. Fetches nothing. `here`: the model will run on this
     machine."""
     try:
-        if source.startswith(remote_source.HUB):
+        if remote_source.is_on_the_hub(source):
             return _on_the_hub(source)
         if remote_source.is_remote(source):
             scheme = remote_source.parse(source).scheme

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +15,11 @@ from runtimes.independence import rows_depend
 from runtimes.types import RuntimeSettings
 
 
-def graph(place: Path, nodes: list[onnx.NodeProto], length: str | int = 6) -> Path:
-    """`ids` [rows, length] to `scores` [rows, 8], by a table of 100 random vectors."""
-    table = np.random.default_rng(7).normal(size=(100, 8)).astype(np.float32)
+def graph(
+    place: Path, nodes: list[onnx.NodeProto], length: str | int = 6, entries: int = 100
+) -> Path:
+    """`ids` [rows, length] to `scores` [rows, 8], by a table of random vectors."""
+    table = np.random.default_rng(7).normal(size=(entries, 8)).astype(np.float32)
     weights = np.random.default_rng(8).normal(size=(8, 8)).astype(np.float32)
     stored = [onnx.numpy_helper.from_array(table, "table"),
               onnx.numpy_helper.from_array(weights, "weights")]  # fmt: skip
@@ -36,16 +39,20 @@ def graph(place: Path, nodes: list[onnx.NodeProto], length: str | int = 6) -> Pa
     return file
 
 
-def found(file: Path, **settings: object) -> str:
-    runtime = catalog.create(
-        RuntimeSettings(
-            name="m", runtime="onnxruntime", source=file, cache_dir=file.parent, threads=1,
-            max_length=64, edges=(64,), max_size=4, max_tokens=1024, **settings,
-        )
-    )  # fmt: skip
+def settings_of(file: Path | None, **changes: Any) -> RuntimeSettings:
+    given: dict[str, Any] = {
+        "name": "m", "runtime": "onnxruntime", "source": file, "cache_dir": Path(), "threads": 1,
+        "max_length": 64, "edges": (64,), "max_size": 4, "max_tokens": 1024,
+    }  # fmt: skip
+    return RuntimeSettings(**{**given, **changes})
+
+
+def found(file: Path, **changes: Any) -> str:
+    settings = settings_of(file, cache_dir=file.parent, **changes)
+    runtime = catalog.create(settings)
     try:
         runtime.load()
-        return rows_depend(runtime, file)
+        return rows_depend(runtime, settings)
     finally:
         runtime.close()
 
@@ -77,10 +84,18 @@ def test_padding_without_a_mask_is_found(tmp_path: Path) -> None:
     assert "changes by up to" in found(graph(tmp_path, INDEPENDENT, "length"), length_input="ids")
 
 
+def test_where_no_row_has_another_beside_it_nothing_is_tried(tmp_path: Path) -> None:
+    assert found(graph(tmp_path, CENTRED), max_size=1) == ""
+
+
+def test_a_table_of_few_entries_is_tried_with_few_ids(tmp_path: Path) -> None:
+    assert "changes by up to" in found(graph(tmp_path, CENTRED, entries=10))
+
+
 def test_a_folder_and_no_source_are_not_checked() -> None:
     class Never:
         def limits(self) -> object:
             return type("Limits", (), {"row_shapes": None})()
 
-    assert rows_depend(Never(), None) == ""  # type: ignore[arg-type]
-    assert rows_depend(Never(), Path("folder")) == ""  # type: ignore[arg-type]
+    assert rows_depend(Never(), settings_of(None)) == ""  # type: ignore[arg-type]
+    assert rows_depend(Never(), settings_of(Path("folder"))) == ""  # type: ignore[arg-type]

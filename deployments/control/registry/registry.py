@@ -13,7 +13,7 @@ until then a model that a view lacks may exist. Pure state, given the time (`reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
@@ -311,8 +311,15 @@ class Registry:
             {name: route for name, each in self.rollouts.items() if (route := each.route)},
             self.controller_ends,
             failures(self.progress.values()),
-            {alias: name for name, each in self.outlines.items() for alias in each.aliases},
+            self._aliases(live),
         )
+
+    def _aliases(self, live: Mapping[str, ModelDescription]) -> dict[str, str]:
+        """Other names of models, to their own: as soon as one is begun, and as long as it is live,
+        also for a registry that was not there when it was begun."""
+        said = [(name, outline.aliases) for name, outline in self.outlines.items()]
+        said += [(name, description.aliases) for name, description in live.items()]
+        return {alias: name for name, many in said if not is_canary(name) for alias in many}
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}

@@ -45,6 +45,7 @@ _POLL_S = 0.2
 _SILENT_LOOKS = 3  # of 5 s each, in a row: then the dashboard hangs
 logger = logging.getLogger("headrace.host")
 _READY_ANSWER_S = 0.5  # HAProxy holds requests while no gateway is up; progress must go on
+_AGENT_S = 5.0  # until the agent of a Ray that has started must listen
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a place
 
 
@@ -72,7 +73,7 @@ class LocalCluster(ServedModels):
         (node,) = ray.nodes()  # type: ignore[no-untyped-call]
         raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
         addresses = {"gcs_server": self.address, "raylet": raylet}
-        self.processes = ray_processes.among(psutil.Process().children(), addresses)
+        self.processes = ray_processes.among(psutil.Process().children(), addresses, _AGENT_S)
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._port, self._tls = port, tls

@@ -60,17 +60,32 @@ def of_event(fields: Mapping[str, object]) -> RayProcess:
     return RayProcess(str(fields["name"]), str(fields["address"]), psutil.Process(pid), checked)
 
 
-def among(children: Sequence[psutil.Process], addresses: Mapping[str, str]) -> list[RayProcess]:
+def among(
+    children: Sequence[psutil.Process], addresses: Mapping[str, str], agent_s: float = 0.0
+) -> list[RayProcess]:
     """Ray's own processes among `children` of the process that started Ray. `addresses`: by the
-    name that the kernel knows a process by (gcs_server, raylet)."""
+    name that the kernel knows a process by (gcs_server, raylet). `agent_s`: how long the raylet's
+    agent may take to listen; later it is not watched."""
     named = [(name, each) for each in children if (name := _name(each)) in _NAMES]
-    agents = [found for name, each in named if name == "raylet" and (found := _agent(each))]
+    agents: list[RayProcess] = []
+    for raylet in [each for name, each in named if name == "raylet"]:
+        end = time.monotonic() + agent_s
+        while (found := _agent(raylet)) is None and time.monotonic() < end:
+            time.sleep(_LOOKS_S)
+        if found is not None:
+            agents.append(found)
+        elif agent_s:
+            logger.warning("Ray's environment agent does not listen, and is not watched")
     return agents + [RayProcess(_NAMES[name], addresses[name], each) for name, each in named]
 
 
 def _agent(raylet: psutil.Process) -> RayProcess | None:
     """The agent that prepares environments; None where it is not there yet."""
-    for child in raylet.children():
+    try:
+        children = raylet.children()
+    except psutil.Error:
+        return None
+    for child in children:
         try:
             if not " ".join(child.cmdline()).startswith(_AGENT):
                 continue

@@ -8,7 +8,7 @@ and writes refusals: the answer is the engine's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -236,8 +236,7 @@ class EmbeddingsCodec:
         tokenizer: Tokenizer = None,
     ) -> Rows:
         openai_embeddings.check_task(call, d, self._form)
-        if d.classes is None:
-            openai_embeddings.check_dimensions(call, d)
+        openai_embeddings.check_dimensions(call, d)
         rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
         rows.outputs = (d.embed_output if d.classes is None else d.classes.output,)
         return rows
@@ -273,18 +272,24 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> LargeAnswer:
-        if d.classes is not None:
-            for answer in answers:  # before the head is sent
-                classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
         return openai_embeddings.pieces(
-            (self._numbers(call, d, (answer,))[0] for answer in answers), sum(rows.lengths), d.name,
-            self._form, base64=call.base64, labels=d.classes.labels if d.classes else (),
+            self._one_by_one(call, d, answers), sum(rows.lengths), d.name, self._form,
+            base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         if error.param == "inputs":  # what rows come from has this name everywhere else
             error.param = "input"
         return error_shapes.openai_error(error)
+
+    def _one_by_one(
+        self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]
+    ) -> Iterator[np.ndarray[Any, Any]]:
+        if d.classes is not None:
+            for answer in answers:  # all of them before the first is sent
+                classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
+        for answer in answers:
+            yield self._numbers(call, d, (answer,))[0]
 
     def _numbers(
         self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]

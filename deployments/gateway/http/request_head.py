@@ -141,6 +141,7 @@ class Route(NamedTuple):
     model: str | None = None
     version: str | None = None
     adapter: str = ""
+    alias: str = ""  # that the path has instead of the model's own name, once it is known
 
 
 _FIXED = {

@@ -233,13 +233,18 @@ def _same_meaning(
     if requested is None:
         return True
     if not named:
-        return requested.embed_width == cheaper.embed_width and _labels(requested) == _labels(
-            cheaper
-        )
+        return _given(requested) == _given(cheaper)
     given = {spec.name: spec for spec in cheaper.outputs}
     return requested.task == cheaper.task and all(
         spec.name in given and _alike(spec, given[spec.name]) for spec in requested.outputs
     )
+
+
+def _given(d: ModelDescription) -> tuple[object, ...]:
+    """What answers have that name no tensors: labels, or vectors of a width that may be cut."""
+    choices = d.embedding
+    cut = (choices.default_dimensions, choices.dimensions) if choices else (0, ())
+    return d.embed_width, cut, _labels(d)
 
 
 def _labels(d: ModelDescription) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def local_options(
 def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
     """The file or folder on this node. Blocks while this or another process fetches it. `progress`:
     called with the phase "staging". Raises SourceError."""
-    if source.startswith(remote_source.HUB):
+    if remote_source.is_on_the_hub(source):
         found = remote_source.parse_hub(source)
         return hub.fetched(found, cache_dir, lambda share: progress(PHASE, share))
     if remote_source.is_remote(source):

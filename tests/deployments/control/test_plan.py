@@ -39,7 +39,8 @@ def test_it_has_as_many_replicas_as_its_largest_share_asks_for(replicas, rollout
 
 
 def test_what_belongs_to_the_models_name_is_not_its_own():
-    canary = canary_settings(model(optional=True))
+    canary = canary_settings(model(optional=True, aliases=["org/m"]))
+    assert canary.aliases == ()
     assert (canary.optional, canary.rollout) == (False, None)
 
 

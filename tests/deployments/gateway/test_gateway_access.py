@@ -109,7 +109,8 @@ async def test_an_alias_is_its_model_to_whom_may_use_that_and_to_others_unknown(
         ("mine", None), ("org/Mine-1B", "mine"), ("theirs", "mine"),
     ]  # fmt: skip
     for path in ("/v1/models/org/Mine-1B", "/v1/models/org%2FMine-1B"):
-        assert json.loads((await get(stand, path, "hr_acme")).body)["id"] == "mine"
+        found = json.loads((await get(stand, path, "hr_acme")).body)
+        assert (found["id"], found["root"]) == ("org/Mine-1B", "mine")
     refused = await get(stand, "/v1/models/org/Theirs", "hr_acme")
     assert refused.status == 404
     assert "unknown model 'org/Theirs'" in refused.body.decode()

@@ -93,6 +93,20 @@ async def test_the_engine_gets_the_callers_own_bytes(stand: Stand, engines: Play
     await client.end()
 
 
+@pytest.mark.parametrize(
+    ("named", "sent"), [("org/Chat-1B", "chat"), ("org/Chat-1B:sql", "chat:sql")]
+)
+async def test_the_engine_hears_the_models_own_name(
+    stand: Stand, engines: Played, named: str, sent: str
+) -> None:
+    stand.models.aliases = {"org/Chat-1B": "chat"}
+    client = Client(stand, COMPLETIONS, {"model": named, "prompt": "a"})
+    asked = await engines.until_begun(1)
+    assert json.loads(asked.call.body)["model"] == sent
+    engines.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+
+
 async def test_an_adapter_is_asked_of_the_model_it_belongs_to(
     stand: Stand, engines: Played
 ) -> None:

@@ -41,6 +41,11 @@ def test_a_folder_that_says_nothing_offers_nothing(tmp_path: Path, said: Any) ->
     assert embedding_choices.read(None, 8) == EmbeddingChoices()
 
 
+def test_what_is_wider_than_the_models_vectors_cuts_nothing(tmp_path: Path) -> None:
+    place = folder(tmp_path, {"truncate_dim": 9}, {"matryoshka_dimensions": 4})
+    assert embedding_choices.read(place, 8) == EmbeddingChoices(dimensions=(4,))
+
+
 @pytest.mark.parametrize(
     ("said", "config", "words"),
     [
@@ -50,9 +55,10 @@ def test_a_folder_that_says_nothing_offers_nothing(tmp_path: Path, said: Any) ->
         ({"prompts": {"a": "x" * 10_001}}, {}, "prompts may be 100, of 10000 characters each"),
         ({"prompts": {str(n): "x" for n in range(101)}}, {}, "prompts may be 100"),
         ({"default_prompt_name": "q"}, {}, "default_prompt_name is 'q', which is no name"),
-        ({"truncate_dim": 9}, {}, "truncate_dim has 9; the model gives 8 numbers a text"),
-        ({}, {"matryoshka_dimensions": [4, "8"]}, "matryoshka_dimensions has '8'; the model"),
-        ({}, {"matryoshka_dimensions": 4.5}, r"matryoshka_dimensions has 4\.5; the model"),
+        ({"default_prompt_name": ["q"]}, {}, "default_prompt_name is ..q.., which is no name"),
+        ({"truncate_dim": "9"}, {}, "truncate_dim has '9'; it must be whole numbers"),
+        ({}, {"matryoshka_dimensions": [4, "8"]}, "matryoshka_dimensions has '8'; it must be"),
+        ({}, {"matryoshka_dimensions": 4.5}, r"matryoshka_dimensions has 4\.5; it must be"),
     ],
 )
 def test_what_could_not_be_obeyed_is_refused(

@@ -15,6 +15,7 @@ from deployments.contract.description import (
     GatewayIdentity,
     Generating,
     ModelDescription,
+    ReuseSettings,
     dispatcher_settings,
 )
 from deployments.process import description_store
@@ -98,6 +99,15 @@ def test_edges_that_a_compiled_backend_fixes_hold_for_all(parts) -> None:
 def test_the_longest_row_is_the_one_that_every_group_takes(parts) -> None:
     found, _ = combined(parts(max_length=6, bucket_edges=(4, 6)), {"gpu": 0.0, "cpu": 0.0})
     assert (found.max_length, found.bucket_edges) == (6, (4, 6))
+
+
+def test_where_rows_of_one_group_depend_no_answer_is_cached(parts) -> None:
+    made = parts(rows_depend=True)
+    kept = {n: replace(d, reuse=ReuseSettings(1000, 1.0, coalesce=True)) for n, d in made.items()}
+    for order in (("gpu", "cpu"), ("cpu", "gpu")):
+        found, _ = combined({name: kept[name] for name in order}, {"gpu": 0.0, "cpu": 0.0})
+        assert found.rows_depend
+        assert (found.reuse.cache_bytes, found.reuse.coalesce) == (0, False)
 
 
 def test_engines_share_the_shortest_context_and_blocks_only_if_cut_alike(parts) -> None:

@@ -12,6 +12,7 @@ index only: models come and go by declaration, not by load and unload); OpenAI A
 from __future__ import annotations
 
 import importlib.metadata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -205,9 +206,11 @@ def _index_entry(state: ModelState) -> IndexEntry:
     return IndexEntry(state.name, state.version, "UNAVAILABLE", state.reason)
 
 
-def openai_model(d: ModelDescription, adapter: str = "") -> Encoded:
-    """`GET /v1/models/{id}`; `adapter`: of one of the model's."""
-    return _json(_adapter(d, adapter) if adapter else _openai(d))
+def openai_model(d: ModelDescription, adapter: str = "", alias: str = "") -> Encoded:
+    """`GET /v1/models/{id}`; `adapter`: of one of the model's; `alias`: by which it was asked."""
+    if adapter:
+        return _json(_adapter(d, adapter))
+    return _json(_alias(d, alias) if alias else _openai(d))
 
 
 def openai_models(
@@ -217,9 +220,9 @@ def openai_models(
 ) -> Encoded:
     """`GET /v1/models`: each model under each of its names, and the adapters of it that the reader
     may use. `aliases`: other names, to the models' own."""
-    names = {
-        d.name: [alias for alias, name in aliases.items() if name == d.name] for d in descriptions
-    }
+    names = defaultdict(list)
+    for alias, name in aliases.items():
+        names[name].append(alias)
     listed = [
         each
         for d in descriptions

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -154,6 +155,10 @@ def _check_count(count: int) -> None:
 
 def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
     """`BadRequest` unless the model can give the asked-for width."""
+    if d.classes is not None and call.dimensions is not None:
+        raise BadRequest(
+            f"model {d.name} gives classes; leave 'dimensions' out.", param="dimensions"
+        )
     choices = d.embedding or _NONE
     offered = sorted({d.embed_width, choices.default_dimensions, *choices.dimensions} - {0})
     if call.dimensions is not None and call.dimensions not in offered:
@@ -193,7 +198,9 @@ def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
         raise BadRequest(f"model {d.name} neither embeds nor classifies texts", param="model")
     if call.task not in (None, d.task):
         what = "model" if form == "classification" else "task"
-        raise BadRequest(f"the task of model {d.name} is {d.task}, not {call.task}", param=what)
+        raise BadRequest(
+            f"the task of model {d.name} is {d.task}, not {call.task[:_SHOWN]}", param=what
+        )
 
 
 def cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
@@ -233,8 +240,10 @@ def _parts(
     vectors: Iterable[Array], prompt_tokens: int, model: str, form: Form, base64: bool,
     labels: Labels,
 ) -> Parts:  # fmt: skip
+    rest = iter(vectors)
+    first = list(islice(rest, 1))  # it may fail, and does so before an answer begins
     yield b'{"object":"list","data":['
-    for index, vector in enumerate(vectors):
+    for index, vector in enumerate(chain(first, rest)):
         row = np.ascontiguousarray(vector, dtype="<f4")
         head = orjson.dumps(_named(form, index, row, labels))[:-1]
         yield b'%b%b,"%b":' % (b"," if index else b"", head, _KEYS[form].encode())

@@ -21,6 +21,7 @@ from deployments.contract.registry import (
     ReplicaProgress,
 )
 from deployments.contract.rollout.costs import LiveCosts
+from deployments.contract.rollout.terms import canary_of
 from deployments.control.registry.registry import GATHERS_S, Registry
 
 Describe = Callable[..., ModelDescription]
@@ -361,6 +362,7 @@ def test_gateways_hear_of_aliases_and_of_their_end(registry: Registry) -> None:
     registry.begin("device", 1.0, ModelOutline(aliases=("org/device", "gpt-4o")))
     assert registry.view().aliases == {"org/device": "device", "gpt-4o": "device"}
     registry.begin("device", 2.0, ModelOutline(aliases=("gpt-4o",)))
+    registry.begin(canary_of("device"), 3.0, ModelOutline(aliases=("gpt-4o",)))
     assert registry.view().aliases == {"gpt-4o": "device"}
 
 

@@ -7,12 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import onnx
 import pytest
 from huggingface_hub import constants
 
@@ -20,6 +23,7 @@ from deployments.replica.artifacts.local_model import local_file
 from deployments.replica.describe import tokenizer_bytes
 from deployments.settings.remote_source import SourceError
 from deployments.settings_files import hub, sources
+from runtimes import source
 
 REPO = "acme/tiny"
 COMMIT = "5c38ec7c405ec4b44b94cc5a9bb96e735b38267a"
@@ -30,7 +34,9 @@ FILES = {
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
     "model.safetensors": b"w" * 3_000_000,
     "pytorch_model.bin": b"a pickle",
-    "onnx/model.onnx": b"a graph",
+    "onnx/model.onnx": onnx.helper.make_model(
+        onnx.helper.make_graph([], "g", [], []), producer_name="test"
+    ).SerializeToString(),
     "onnx/model.onnx_data": b"its weights",
     "onnx/config.json": b"{}",
     "modeling_tiny.py": b"print('code')",
@@ -148,11 +154,56 @@ def test_the_second_time_nothing_is_asked(stub, tmp_path):
 def test_what_is_in_the_cache_serves_when_the_hub_is_away(stub, tmp_path, monkeypatch):
     place = fetch(SOURCE, tmp_path)
     at("http://127.0.0.1:9", monkeypatch)
-    for tree in (tmp_path / "hub").rglob("trees/*.json"):
-        tree.unlink()
     assert fetch(SOURCE, tmp_path) == place
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetch(SOURCE, tmp_path) == place
+    # Without the commit's list of files nobody knows whether all are there.
+    for tree in (tmp_path / "hub").rglob("trees/*.json"):
+        tree.unlink()
+    with pytest.raises(SourceError, match=r"not known to be complete .* HF_HUB_OFFLINE is set"):
+        fetch(SOURCE, tmp_path)
+
+
+def test_content_that_the_cache_shares_by_another_digest_is_taken(stub, tmp_path):
+    """As it is with the hub's newer transfer: blobs/ETAG is a link to what several models share."""
+    weights = fetch(SOURCE, tmp_path) / "model.safetensors"
+    blob = weights.parent / os.readlink(weights)
+    shared = tmp_path / "hub" / "blobs" / "ab" / ("0" * 64)
+    shared.parent.mkdir(parents=True)
+    blob.resolve().rename(shared)
+    blob.symlink_to(shared)
+    (weights.parent / "model.safetensors.index.json").symlink_to(
+        os.path.relpath(blob.with_name("index"), weights.parent)
+    )
+    blob.with_name("index").write_text(json.dumps({"weight_map": {"w": "model.safetensors"}}))
+    assert fetch(SOURCE, tmp_path) == weights.parent
+    index = weights.with_name("model.safetensors.index.json")
+    assert source._beside(index, "model.safetensors") == weights
+
+
+def test_external_data_of_any_name_is_fetched(stub, tmp_path):
+    array = np.arange(1024, dtype=np.float32)
+    weights = onnx.numpy_helper.from_array(array, "w")
+    graph = onnx.helper.make_graph([], "g", [], [], [weights])
+    onnx.save_model(
+        onnx.helper.make_model(graph), tmp_path / "model.onnx", save_as_external_data=True,
+        location="weights.raw", size_threshold=16,
+    )  # fmt: skip
+    for name in ("model.onnx", "weights.raw"):
+        stub.files[f"onnx/[1]/{name}"] = (tmp_path / name).read_bytes()
+    file = fetch(f"{SOURCE}#inside=onnx/[1]/model.onnx", tmp_path)
+    assert (file.parent / "weights.raw").read_bytes() == array.tobytes()
+
+
+def test_what_a_killed_download_left_is_removed(stub, tmp_path):
+    blobs = tmp_path / "hub" / "models--acme--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    for name, age_s in (("old", 3600), ("new", 0)):
+        part = blobs / f"{name}.incomplete"
+        part.write_bytes(b"w" * 10)
+        os.utime(part, (time.time() - age_s,) * 2)
+    fetch(SOURCE, tmp_path)
+    assert [each.name for each in blobs.glob("*.incomplete")] == ["new.incomplete"]
 
 
 def test_a_file_inside_comes_with_its_data_and_what_lies_beside_it(stub, tmp_path):
