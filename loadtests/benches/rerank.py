@@ -70,6 +70,9 @@ def made() -> Path:
         sep_token="[SEP]", mask_token="[MASK]", model_max_length=512,
     )  # fmt: skip
     tokenizer.save_pretrained(FOLDER)
+    settings = FOLDER / "tokenizer_config.json"
+    said = json.loads(settings.read_text()) | {"tokenizer_class": "BertTokenizerFast"}
+    settings.write_text(json.dumps(said))  # the name that transformers 4 knows too
     torch.manual_seed(3)
     sizes: dict[str, Any] = {
         "vocab_size": 30_522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
@@ -108,8 +111,10 @@ def command_of(name: str, port: int) -> list[str]:
     folder = str(made().absolute())
     if name == VLLM:
         return [
-            *(str(Path(sys.executable).with_name("vllm")), "serve", folder, "--runner", "pooling"),
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", folder, "--runner", "pooling"),
             *("--served-model-name", "ranker", "--dtype", "float32", "--max-model-len", "512"),
+            *("--gpu-memory-utilization", "0.5"),  # of the machine's memory, on processors
             *("--host", "127.0.0.1", "--port", str(port)),
         ]
     python = venvs.make(venvs.PEERS[INFINITY])
@@ -188,7 +193,7 @@ BENCH = Bench(
     options={
         "systems": Option([HEADRACE, INFINITY, VLLM], choices=(HEADRACE, INFINITY, VLLM)),
         "clients": Option([1, 8]),
-        "seconds": Option(20.0, "a trial (%(default)s)"),
+        "seconds": Option(40.0, "a trial (%(default)s)"),
         "warmup": Option(5.0, "s before it (%(default)s)"),
         "repeats": Option(3),
     },
