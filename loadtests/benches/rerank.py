@@ -202,7 +202,11 @@ BENCH = Bench(
     caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
     first="system",
     thresholds=lambda done, options: times_the_others(done, options, HEADRACE, MIN_TIMES),
-    notes=("`vllm` runs in Headrace's own environment (`make vllm`).",),
+    notes=(
+        "`vllm` runs in Headrace's own environment (`make vllm`).",
+        "All three keep both processors busy with the same network; what they differ in is "
+        "padding.",
+    ),
     record=RerankTrial.record,
 )
 
