@@ -218,8 +218,8 @@ BENCH = Bench(
     notes=(
         "`lines` are those of `loadtests/peers/tabular` that a user writes.",
         "What binds Headrace beside Triton: on two processors its gateway takes 0.55 ms of a "
-        "request and the replica 0.59 (a batch of 13 rows takes 6.5 to 7.5 ms); Triton's front end is C++, "
-        "and takes 0.36 ms with the model.",
+        "request and the replica 0.59 (a batch of 13 rows takes 6.5 to 7.5 ms); Triton's front "
+        "end is C++, and takes 0.36 ms with the model.",
     ),
     record=TabularTrial.record,
 )
