@@ -60,6 +60,10 @@ class ReuseSettings:
     coalesce: bool = False  # whether identical requests share one run
     fallback: str = ""  # the model that takes what this one refuses; "": none
 
+    def of_dependent_rows(self) -> ReuseSettings:
+        """For answers that other rows decide too: none is kept or shared."""
+        return replace(self, cache_bytes=0, coalesce=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Generating:

@@ -321,6 +321,9 @@ def describe(
     if scores is not None and model.task == "rerank":
         _check_pairs(scores, tokenizer)
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
+    reuse = ReuseSettings(
+        cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
+    )
     description = ModelDescription(
         **_in_common(name, model, digest, limits, tokenizer),
         version=own_version,
@@ -341,13 +344,7 @@ def describe(
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
-        reuse=ReuseSettings(
-            0 if rows_depend else cache.max_bytes,
-            cache.ttl_s,
-            cache.public,
-            model.coalesce and not rows_depend,
-            model.fallback or "",
-        ),
+        reuse=reuse.of_dependent_rows() if rows_depend else reuse,
         rows_depend=rows_depend,
         image=image_input(model.image, limits),
         classes=scores,

@@ -106,7 +106,7 @@ def _narrowest(
         max_rows=None,
         scheduling=replace(base.scheduling, core=core, slots=max(group.slots for group in groups)),
         rows_depend=depend,
-        reuse=replace(base.reuse, cache_bytes=0, coalesce=False) if depend else base.reuse,
+        reuse=base.reuse.of_dependent_rows() if depend else base.reuse,
         generating=_engines([part.generating for part in parts if part.generating is not None]),
         groups=groups,
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from loadtests.benches.runner import (
     times_the_others,
     total,
 )
-from loadtests.benches.server import Launch, RunningServer, free_port, headrace, launched
+from loadtests.benches.server import Launch, RunningServer, free_port, headrace, launched, post
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.peers import venvs
@@ -148,13 +147,7 @@ _SCORES: list[list[float]] = []  # of the first query, by the first server
 
 
 def _checked(running: RunningServer) -> RunningServer:
-    asked = urllib.request.Request(
-        running.url + PATHS[running.name],
-        json.dumps(queries()[0]).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        found = json.load(answer)["results"]
+    found = json.loads(post(running.url + PATHS[running.name], queries()[0], 120))["results"]
     scores = [each["relevance_score"] for each in sorted(found, key=lambda each: each["index"])]
     _SCORES.append(scores)
     if not np.allclose(scores, _SCORES[0], atol=CLOSE):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import os
 import re
 import signal
@@ -191,6 +192,14 @@ def get_status(url: str, timeout_s: float = 2.0) -> int:
         return error.code
     except OSError:
         return 0
+
+
+def post(url: str, body: object, timeout_s: float) -> bytes:
+    """The answer to one request with this JSON. Raises OSError, also for a status of refusal."""
+    sent = json.dumps(body).encode()
+    asked = urllib.request.Request(url, sent, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+        return bytes(answer.read())
 
 
 @contextlib.contextmanager

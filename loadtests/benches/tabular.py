@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import json
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from loadtests.benches.server import (
     free_port,
     headrace,
     launched,
+    post,
 )
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, run
@@ -160,12 +160,7 @@ def serving(name: str) -> Iterator[RunningServer]:
 
 
 def _checked(running: RunningServer, system: System) -> RunningServer:
-    body = json.dumps(system.body).encode()
-    asked = urllib.request.Request(
-        running.url + system.path, body, {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=30) as answer:
-        said = answer.read().decode()
+    said = post(running.url + system.path, system.body, 30).decode()
     if SPECIES not in said:
         raise AssertionError(f"{running.name} answers {said[:200]}, not {SPECIES}")
     return running
