@@ -25,12 +25,11 @@ from typing import Any
 from loadtests.benches import metrics_page
 from loadtests.benches.runner import (
     Bench,
-    BenchRun,
     Column,
     Option,
     Options,
     Runs,
-    alternate,
+    in_systems,
     meanwhile,
     median,
     rates,
@@ -156,7 +155,9 @@ def device_load(url: str, clients: int, seconds: float) -> Load:
     return Load(target, (Call(render(target, body)),), clients=clients, seconds=seconds)
 
 
-def measure(running: RunningServer, clients: int, seconds: float, warmup_s: float) -> DeviceTrial:
+def measure(
+    name: str, running: RunningServer, clients: int, seconds: float, warmup_s: float
+) -> DeviceTrial:
     run(device_load(running.url, clients, warmup_s))
     stages_before, before = metrics_of(running), running.usage()
     result = run(device_load(running.url, clients, seconds))
@@ -175,13 +176,6 @@ def metrics_of(running: RunningServer) -> list[metrics_page.MetricSample]:
         return metrics_page.fetch(running.url)
     except (OSError, ValueError):
         return []
-
-
-def runs(options: Options) -> Iterator[BenchRun]:
-    def drive(name: str, running: RunningServer, clients: int) -> DeviceTrial:
-        return measure(running, clients, options.seconds, options.warmup)
-
-    return alternate(options.systems, options.repeats, serving, drive, options.clients)
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -260,7 +254,7 @@ BENCH = Bench(
         "warmup": Option(2.0, "s before it (%(default)s)"),
         "repeats": Option(3),
     },
-    measure=runs,
+    measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,
     caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
     first="system",

@@ -22,11 +22,9 @@ import numpy as np
 
 from loadtests.benches.runner import (
     Bench,
-    BenchRun,
     Column,
     Option,
-    Options,
-    alternate,
+    in_systems,
     rates,
     times_the_others,
     total,
@@ -166,13 +164,6 @@ def measure(
     return RerankTrial(run(Load(target, calls, clients=clients, seconds=seconds, timeout_s=300)))
 
 
-def runs(options: Options) -> Iterator[BenchRun]:
-    def drive(name: str, running: RunningServer, clients: int) -> RerankTrial:
-        return measure(name, running, clients, options.seconds, options.warmup)
-
-    return alternate(options.systems, options.repeats, serving, drive, options.clients)
-
-
 COLUMNS: tuple[Column, ...] = (
     *rates("queries/s", HEADRACE),
     ("errors", total("result.failed")),
@@ -190,7 +181,7 @@ BENCH = Bench(
         "warmup": Option(5.0, "s before it (%(default)s)"),
         "repeats": Option(3),
     },
-    measure=runs,
+    measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,
     caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
     first="system",

@@ -162,6 +162,20 @@ def alternate(
                 yield BenchRun(side, drive(side, server, case), case)
 
 
+def in_systems(
+    options: Options,
+    start: Callable[[str], AbstractContextManager[Server]],
+    measure: Callable[[str, Server, int, float, float], Any],
+) -> Iterator[BenchRun]:
+    """`alternate` for the options systems, clients, seconds, warmup and repeats. `measure` gets the
+    system's name, its server, clients, seconds, and seconds before them."""
+
+    def drive(name: str, server: Server, clients: int) -> Any:
+        return measure(name, server, clients, options.seconds, options.warmup)
+
+    return alternate(options.systems, options.repeats, start, drive, options.clients)
+
+
 @contextmanager
 def meanwhile(every_s: float, act: Callable[[], object]) -> Iterator[None]:
     """While this context is entered, a thread calls `act` at once, then every so many seconds."""

@@ -22,11 +22,9 @@ import yaml
 
 from loadtests.benches.runner import (
     Bench,
-    BenchRun,
     Column,
     Option,
-    Options,
-    alternate,
+    in_systems,
     median,
     rates,
     times_the_others,
@@ -179,13 +177,6 @@ def measure(
     return TabularTrial(result, lines_of(system), spent / max(1, result.answers) * 1e6)
 
 
-def runs(options: Options) -> Iterator[BenchRun]:
-    def drive(name: str, running: RunningServer, clients: int) -> TabularTrial:
-        return measure(name, running, clients, options.seconds, options.warmup)
-
-    return alternate(options.systems, options.repeats, serving, drive, options.clients)
-
-
 COLUMNS: tuple[Column, ...] = (
     ("lines", median("lines")),
     *rates("req/s", HEADRACE),
@@ -205,7 +196,7 @@ BENCH = Bench(
         "warmup": Option(2.0, "s before it (%(default)s)"),
         "repeats": Option(3),
     },
-    measure=runs,
+    measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,
     caption=lambda clients, options: f"{clients} clients",
     first="system",
