@@ -1,10 +1,12 @@
 """What a Hugging Face folder says of its model: its family, its head, its pooling, its length.
 
 A sentence-transformers folder lists modules (`modules.json`): Transformer, Pooling, then Dense and
-Normalize in any number. Each has a folder with a `config.json`. What is not supported is refused by
-name. Files are read as JSON; no model is loaded and no code of the folder's runs.
+Normalize in any number; or a masked language model and SpladePooling. Each has a folder with a
+`config.json`. What is not supported is refused by name. Files are read as JSON; no model is loaded
+and no code of the folder's runs.
 
-Source: sentence-transformers 6.2 (Pooling, Dense, Normalize, CrossEncoder), transformers 5.
+Source: sentence-transformers 6.2 (Pooling, Dense, Normalize, SpladePooling, CrossEncoder),
+transformers 5.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 from runtimes.errors import LoadError
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+SPLADE = "splade"  # the mode of a sparse vector
 _FLAGS = {  # of configurations before `pooling_mode`
     "pooling_mode_cls_token": "cls",
     **{f"pooling_mode_{mode}": mode for mode in ("lasttoken", "mean_sqrt_len_tokens")},
@@ -60,21 +63,31 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Splade:
+    """A weight for each entry of the vocabulary, of a masked language model's logits: log(1 + x) of
+    the positive ones, once or `twice`, and over a text's tokens their largest or their sum."""
+
+    sums: bool = False
+    twice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     """How one vector is made of a text's tokens.
 
     modes: of `MODES`, their vectors side by side; () where the model has pooled already. dense: the
-    layers after it. normalize: to Euclidean length 1, last.
+    layers after it. normalize: to Euclidean length 1, last. splade: for a sparse vector instead.
     """
 
     modes: tuple[str, ...] = ("mean",)
     normalize: bool = False
     dense: tuple[Dense, ...] = ()
+    splade: Splade | None = None
 
     @property
     def plain(self) -> bool:
         """Whether it is the mean, the first token, or nothing to pool; perhaps normalised."""
-        return self.modes in ((), ("mean",), ("cls",)) and not self.dense
+        return self.modes in ((), ("mean",), ("cls",)) and not self.dense and not self.splade
 
 
 def read(file: Path) -> Any:
@@ -118,18 +131,25 @@ def check(folder: Path, task: str) -> None:
             f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; task "
             "classify needs one that ends with ForSequenceClassification"
         )
-    declared_pooling(folder)
+    found = declared_pooling(folder)
+    if found and found.splade and not any(name.endswith("ForMaskedLM") for name in heads):
+        raise LoadError(
+            f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; "
+            "SpladePooling needs one that ends with ForMaskedLM"
+        )
 
 
 def declared_pooling(folder: Path) -> Pooling | None:
     """What the folder's modules say; None where it has none. Raises `LoadError`."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
+    if "SpladePooling" in kinds:
+        return Pooling((), splade=_splade(modules, folder))
     foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"})
     if foreign:
         raise LoadError(
-            f"{folder / 'modules.json'}: {', '.join(foreign)} is not supported; Pooling, Dense and "
-            "Normalize are"
+            f"{folder / 'modules.json'}: {', '.join(foreign)} is not supported; Pooling, Dense, "
+            "Normalize and SpladePooling are"
         )
     if "Pooling" not in kinds:
         return None
@@ -147,8 +167,12 @@ def pooling_of(folder: Path, mode: str | None, normalize: bool | None) -> Poolin
     """What the options `pooling` and `normalize` say, else what the folder declares; None where
     neither does. Raises `LoadError`."""
     found = declared_pooling(folder)
-    if mode:
-        found = replace(found or Pooling(), modes=(mode,))
+    if mode == SPLADE:
+        found = Pooling((), splade=found.splade if found and found.splade else Splade())
+    elif mode:
+        found = replace(found or Pooling(), modes=(mode,), splade=None)
+    if found and found.splade and normalize:
+        raise LoadError(f"{folder}: option normalize is true; a sparse vector is not normalised")
     if found and normalize is not None:
         found = replace(found, normalize=normalize)
     return found
@@ -195,6 +219,27 @@ def _modes(config: Any, folder: Path) -> tuple[str, ...]:
             "pooling would have to leave out the prompt's tokens"
         )
     return tuple(chosen)
+
+
+def _splade(modules: list[tuple[str, Path]], folder: Path) -> Splade:
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
+        raise LoadError(
+            f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}; of a sparse model "
+            "they have to be MLMTransformer and SpladePooling"
+        )
+    file = modules[1][1] / "config.json"
+    config = read(file)
+    if not isinstance(config, dict):
+        raise LoadError(f"{file} is no JSON object")
+    strategy = config.get("pooling_strategy", "max")
+    function = config.get("activation_function", "relu")
+    if strategy not in ("max", "sum") or function not in ("relu", "log1p_relu"):
+        raise LoadError(
+            f"{file}: pooling_strategy {strategy!r} with activation_function {function!r} is not "
+            "supported; max and sum, relu and log1p_relu are"
+        )
+    return Splade(sums=strategy == "sum", twice=function == "log1p_relu")
 
 
 def _has_prompts(folder: Path) -> bool:

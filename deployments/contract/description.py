@@ -141,6 +141,9 @@ class EmbeddingChoices:
     default_prompt: str = ""  # the name of the one that a request gets that names none; "": none
     dimensions: tuple[int, ...] = ()  # besides `default_dimensions` and the whole width
     default_dimensions: int = 0  # of a request that asks for none; 0: the whole width
+    # The output with the entries of the vocabulary that `embed_output` has weights for; "": vectors
+    # are dense.
+    indices_output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,11 @@ class ModelDescription:
     embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
     aliases: tuple[str, ...] = ()  # other names, as in the settings
     rows_depend: bool = False  # a row's answer depends on the rows that run beside it
+
+    @property
+    def kind(self) -> str:
+        """Its task; `sparse` for one that makes sparse vectors."""
+        return "sparse" if self.embedding and self.embedding.indices_output else self.task
 
     def group_digests(self) -> dict[str, str]:
         """The digest of the settings of each group's replicas, by group; under "" for a model

@@ -23,6 +23,7 @@ from deployments.gateway.http.codecs import (
     InferCodec,
     PairsCodec,
     PredictCodec,
+    SparseCodec,
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
@@ -44,6 +45,7 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "classify": ClassifyCodec(),
     "embeddings": EmbeddingsCodec("openai", "embedding"),
     "pooling": EmbeddingsCodec("pooling", "pooling"),
+    "embed_sparse": SparseCodec(),
     "classify_texts": EmbeddingsCodec("classify", "classification"),
     "rerank": PairsCodec(
         "rerank", partial(rerank.decode, returns=True)

@@ -314,15 +314,15 @@ class Pipeline:
     def _only(self, caller: Caller, codec: Codec | GenerationCodec) -> str:
         """The model of a request that names none. Raises BadRequest unless there is one alone, and
         NotReady where there may be one that has not been ready yet."""
-        task, models = codec.task_without_a_name, self._services.models
+        kind, models = codec.kind_without_a_name, self._services.models
         known = [d for d in models.descriptions if caller.tenant.may_use(d.name)]
-        names = [d.name for d in known if d.task == task]
-        if task and not names and models.waiting_for:
+        names = [d.name for d in known if d.kind == kind]
+        if kind and not names and models.waiting_for:
             raise errors.NotReady(
-                f"no model of task {task} is ready yet", retry_after_s=errors.NOT_READY_S
+                f"no model for {kind} is ready yet", retry_after_s=errors.NOT_READY_S
             )
         if len(names) != 1:
-            such = f"; those of task {task} are {', '.join(names) or 'none'}" if task else ""
+            such = f"; those for {kind} are {', '.join(names) or 'none'}" if kind else ""
             raise errors.BadRequest(f"the body must name a model{such}", param="model")
         return names[0]
 

@@ -45,6 +45,7 @@ from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration, catalog, fingerprint
 from runtimes.errors import LoadError
+from runtimes.graph.pooling import INDICES, VALUES
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
 from runtimes.types import (
@@ -321,6 +322,7 @@ def describe(
     if scores is not None and model.task == "rerank":
         _check_pairs(scores, tokenizer)
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
+    indices = _indices_output(limits) if embed and embed.name == VALUES else ""
     reuse = ReuseSettings(
         cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
     )
@@ -340,7 +342,7 @@ def describe(
         scheduling=_scheduling(model, limits, costs),
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
-        embedding=embedding_choices.read(path, embed.shape[-1]) if embed else None,
+        embedding=embedding_choices.read(path, embed.shape[-1], indices) if embed else None,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
@@ -495,7 +497,18 @@ def _edges(model: ModelSettings, limits: Limits, costs: KnownCosts) -> tuple[int
     return bucket_edges(model.lengths) if has_lengths else (1,)
 
 
+def _indices_output(limits: Limits) -> str:
+    """The output with the indices of a sparse vector's values; "": the vector is dense."""
+    specs = {spec.name: spec for spec in limits.outputs}
+    found = specs.get(INDICES)
+    sparse = found and found.datatype == "INT64" and found.shape == specs[VALUES].shape
+    return INDICES if sparse else ""
+
+
 def _embed_output(limits: Limits) -> TensorSpec:
+    specs = {spec.name: spec for spec in limits.outputs}
+    if INDICES in specs and VALUES in specs:
+        return specs[VALUES]
     for spec in limits.outputs:
         if len(spec.shape) == 2 and spec.shape[-1] > 0:
             return spec

@@ -1,6 +1,7 @@
 """What requests for embeddings may choose, from the files of a sentence-transformers folder.
 
-`config_sentence_transformers.json` has prompts by name, the default one's name and `truncate_dim`;
+`config_sentence_transformers.json` has prompts by name, the default one's name and `truncate_dim`,
+or of a sparse model `max_active_dims`;
 `config.json` has `matryoshka_dimensions`. Beside a file, or above one in `onnx/` or `openvino/`,
 they count as in its folder.
 
@@ -21,8 +22,9 @@ MAX_PROMPTS = 100
 MAX_CHARACTERS = 10_000  # of one prompt
 
 
-def read(source: Path | None, width: int) -> EmbeddingChoices:
-    """`width`: numbers in an embedding. Raises `LoadError` for what could not be obeyed."""
+def read(source: Path | None, width: int, indices: str = "") -> EmbeddingChoices:
+    """`width`: numbers in an embedding; `indices`: the output with those of a sparse one, which
+    has no other widths. Raises `LoadError` for what could not be obeyed."""
     file, said = _read(source, FILE)
     prompts = said.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -34,6 +36,9 @@ def read(source: Path | None, width: int) -> EmbeddingChoices:
     default = said.get("default_prompt_name") or ""
     if default and (not isinstance(default, str) or default not in prompts):
         raise LoadError(f"{file}: default_prompt_name is {default!r}, which is no name in prompts")
+    if indices:
+        most = _widths(file, "max_active_dims", said.get("max_active_dims"), width)
+        return EmbeddingChoices(dict(prompts), default, (), max(most, default=0), indices)
     cut = _widths(file, "truncate_dim", said.get("truncate_dim"), width)
     config, trained = _read(source, "config.json")
     field = "matryoshka_dimensions"

@@ -147,7 +147,8 @@ class ModelFields(Section):
     task: Literal["tensors", "embed", "classify", "rerank", "generate"] = Field(
         default="tensors",
         description="What the model is for, and so which endpoints it has besides the Open "
-        "Inference Protocol: `embed` adds `POST /v1/embeddings` and `/pooling`, "
+        "Inference Protocol: `embed` adds `POST /v1/embeddings` and `/pooling` "
+        "(`/embed_sparse` for sparse vectors), "
         "`classify` `POST /v1/models/{name}:classify` and, of texts, `/v1/classify`, `/classify` "
         "and `/pooling`, `rerank` `POST /v1/rerank`, `/v2/rerank`, `/rerank` "
         "and `/v1/score`, `generate` `POST /v1/chat/completions` and `/v1/completions`.",

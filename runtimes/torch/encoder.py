@@ -22,9 +22,15 @@ from torch.nn import functional
 
 from runtimes import folder as model_folder
 from runtimes.errors import LoadError, library
-from runtimes.folder import Dense, Pooling
+from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
-from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM
+from runtimes.graph.pooling import (
+    FEWEST_TOKENS,
+    INDICES,
+    SMALLEST_NORM,
+    SPARSE_WIDTH,
+    VALUES,
+)
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
 _FUNCTIONS = {
@@ -39,8 +45,10 @@ _FUNCTIONS = {
 class Encoder(nn.Module):
     """Inputs are int64 [rows, length], in the order of `inputs`; outputs are float32, by name.
 
-    Task `classify`: logits [rows, classes]. `embed`: the embedding [rows, width]. `tensors`: hidden
-    states [rows, length, width], and the embedding where the folder declares a pooling.
+    Task `classify`: logits [rows, classes]. `embed`: the embedding [rows, width], or of a sparse
+    one the largest weights and, as int64, the entries of the vocabulary that they are for, both
+    [rows, `SPARSE_WIDTH`]. `tensors`: hidden states [rows, length, width], and the embedding where
+    the folder declares a pooling.
     """
 
     def __init__(self, network: Any, task: str, pooling: Pooling | None) -> None:
@@ -54,6 +62,8 @@ class Encoder(nn.Module):
         found = self.network(**named, return_dict=True)
         if self.task == "classify":
             return {LOGITS: found.logits.float()}
+        if self.pooling and self.pooling.splade:
+            return sparse(found.logits.float(), named[ATTENTION_MASK], self.pooling.splade)
         hidden = found.last_hidden_state.float()
         if self.pooling is None:
             return {HIDDEN: hidden}
@@ -116,6 +126,21 @@ def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
     return total / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
 
 
+def sparse(logits: torch.Tensor, mask: torch.Tensor, splade: Splade) -> dict[str, torch.Tensor]:
+    """Of logits [rows, length, vocabulary], the largest weights by their entry, ascending; -1 with
+    a weight of 0 where there are fewer. Source: sentence-transformers' module SpladePooling."""
+    weights = (logits * mask.unsqueeze(-1).to(logits.dtype)).relu()
+    if not splade.sums:  # before log1p, which grows with its argument
+        weights = weights.amax(1)
+    for _ in range(2 if splade.twice else 1):
+        weights = torch.log1p(weights)
+    if splade.sums:
+        weights = weights.sum(1)
+    values, indices = weights.topk(min(SPARSE_WIDTH, weights.shape[1]), dim=1)
+    indices, order = indices.masked_fill(values == 0, -1).sort(dim=1)
+    return {INDICES: indices, VALUES: values.gather(1, order)}
+
+
 def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
     """The folder's module in float32, ready to run. Raises `LoadError`."""
     model_folder.check(path, task)
@@ -123,6 +148,10 @@ def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
         raise LoadError(f"{path} {model_folder.NO_POOLING}")
     transformers = library("transformers", f"{path} needs transformers", "headrace[export]")
     kind = "AutoModelForSequenceClassification" if task == "classify" else "AutoModel"
+    if pooling and pooling.splade:
+        if task != "embed":
+            raise LoadError(f"{path} makes sparse vectors; its task must be embed, not {task}")
+        kind = "AutoModelForMaskedLM"
     encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
     return encoder.eval().requires_grad_(False)
 
@@ -145,7 +174,7 @@ def _network(auto: Any, path: Path) -> Any:
             raise LoadError(f"{path} cannot be loaded: {error}") from error
         except Exception as error:  # transformers' own, safetensors', a KeyError of a config
             raise LoadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-        spare = () if "Sequence" in auto.__name__ else ("pooler",)  # which nobody asks
+        spare = ("pooler",) if auto.__name__ == "AutoModel" else ()  # which nobody asks
         missing = sorted(n for n in report["missing_keys"] if n.split(".")[0] not in spare)
         if missing:
             named = ", ".join(missing[:5])

@@ -132,7 +132,9 @@ def _of_transformers(
         found = encoder(*(torch.ones((1, 2), dtype=torch.int64) for _ in encoder.inputs))
     outputs = tuple(
         TensorSpec(
-            name, "FP32", (-1, *([-1] if name == bert_graph.HIDDEN else []), value.shape[-1])
+            name,
+            "FP32" if value.is_floating_point() else "INT64",
+            (-1, *([-1] if name == bert_graph.HIDDEN else []), value.shape[-1]),
         )
         for name, value in found.items()
     )
@@ -145,7 +147,7 @@ def _of_transformers(
         module=encoder,
         bind=lambda module: module,
         limits=replace(limits, outputs=outputs, id_bounds=encoder.id_bounds),
-        floats=frozenset(found),
+        floats=frozenset(name for name, value in found.items() if value.is_floating_point()),
         cut_axes={bert_graph.HIDDEN: 1},
         lengthwise=dict.fromkeys(encoder.inputs, 1),
     )

@@ -60,6 +60,34 @@ class Encoder(FakeRuntime):
         return Result({name: outputs[name] for name in wanted}, StageTimes(), padded)
 
 
+class Sparse(FakeRuntime):
+    """An entry for each id up to 4: of row [7, 9] the weights 0.5 and 1 of 7 and 9. Of an id 0
+    there is no weight, of 9999 none that is finite."""
+
+    LIMITS = Limits(
+        inputs=(TensorSpec("ids", "INT64", (-1, -1)),),
+        outputs=(TensorSpec("indices", "INT64", (-1, 4)), TensorSpec("values", "FP32", (-1, 4))),
+        length_input="ids",
+    )
+
+    def run(self, batch: Batch) -> Result:
+        self.batches.append(batch)
+        indices = np.full((batch.rows, 4), -1, np.int64)
+        values = np.zeros((batch.rows, 4), np.float32)
+        for row, ids in enumerate(batch.inputs["ids"].rows()):
+            indices[row, : len(ids)] = ids
+            values[row, : len(ids)] = np.arange(1, len(ids) + 1) / 2
+            values[row, : len(ids)][ids == 9999] = np.inf
+        indices[indices == 0] = -1
+        shapes = ((4,),) * batch.rows
+        outputs = {
+            "indices": Ragged("INT64", indices.reshape(-1), shapes),
+            "values": Ragged("FP32", values.reshape(-1), shapes),
+        }
+        wanted = outputs if batch.outputs is None else batch.outputs
+        return Result({name: outputs[name] for name in wanted}, StageTimes(), batch.rows)
+
+
 class Shout(FakeRuntime):
     LIMITS = Limits(
         inputs=(TensorSpec("text", "BYTES", (-1, -1)),),

@@ -185,6 +185,73 @@ def test_poolings_side_by_side_go_through_dense_and_are_normalised(tmp_path):
         assert worst(ours, theirs) < WORST
 
 
+def splade(path: Path, strategy: str, function: str) -> Any:
+    """Makes the folder a sparse model; transformers' network, with logits for the vocabulary."""
+    kinds = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    (path / "1_SpladePooling").mkdir(parents=True)
+    config = {"pooling_strategy": strategy, "activation_function": function}
+    (path / "1_SpladePooling/config.json").write_text(json.dumps(config))
+    listing = [{"path": place, "type": f"sentence_transformers.models.{k}"} for place, k in kinds]
+    (path / "modules.json").write_text(json.dumps(listing))
+    torch.manual_seed(0)
+    made = transformers.AutoConfig.for_model("bert", **SIZES, initializer_range=0.2)
+    network = transformers.AutoModelForMaskedLM.from_config(made).eval()
+    network.save_pretrained(path)
+    return network
+
+
+def sparse_by_hand(network: Any, strategy: str, twice: bool) -> list[np.ndarray[Any, Any]]:
+    """Each row's weights [vocabulary]. Source: sentence-transformers' SpladePooling."""
+    found = []
+    for ids in rows():
+        with torch.no_grad():
+            logits = network(torch.tensor(ids)[None]).logits[0]
+        weights = torch.log1p(logits.relu())
+        weights = torch.log1p(weights) if twice else weights
+        found.append((weights.sum(0) if strategy == "sum" else weights.amax(0)).numpy())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "function", "backends"),
+    [
+        ("max", "relu", ("torch", "onnxruntime", "openvino")),
+        ("sum", "relu", ("torch",)),
+        ("max", "log1p_relu", ("torch",)),
+    ],
+)
+def test_a_sparse_vector_has_the_largest_weights_of_the_vocabulary(
+    tmp_path, strategy, function, backends
+):
+    network = splade(tmp_path / "m", strategy, function)
+    theirs = sparse_by_hand(network, strategy, function == "log1p_relu")
+    shapes = tuple((length,) for length in LENGTHS)
+    ids = Ragged("INT64", np.concatenate(rows()), shapes)
+    for backend in backends:
+        runtime = opened(backend, tmp_path / "m", "embed", tmp_path / "cache")
+        found = runtime.run(Batch(len(LENGTHS), np.array(LENGTHS), {"input_ids": ids})).outputs
+        indices, values = (found[name].data.reshape(-1, 256) for name in ("indices", "values"))
+        for row, whole in enumerate(theirs):
+            kept = indices[row] >= 0
+            assert kept.sum() == min(256, (whole > 0).sum())
+            assert (np.diff(indices[row]) >= 0).all()
+            np.testing.assert_allclose(values[row][kept], whole[indices[row][kept]], WORST, WORST)
+            assert values[row][kept].min() >= np.sort(whole)[-256] - WORST
+            assert not values[row][~kept].any()
+
+
+def test_a_folder_is_sparse_as_it_says_or_is_refused(tmp_path):
+    splade(tmp_path / "m", "median", "relu")
+    with pytest.raises(LoadError, match="'median' with activation_function 'relu' is not supp"):
+        opened("torch", tmp_path / "m", "embed", tmp_path)
+    splade(tmp_path / "n", "max", "relu")
+    with pytest.raises(LoadError, match="makes sparse vectors; its task must be embed, not tens"):
+        opened("torch", tmp_path / "n", "tensors", tmp_path)
+    folder(tmp_path / "n", "bert")  # without the head for masked words
+    with pytest.raises(LoadError, match="is BertModel; SpladePooling needs one that ends with"):
+        opened("torch", tmp_path / "n", "embed", tmp_path)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_torch_computes_a_family_in_fewer_bits_and_a_row_alone_as_in_a_batch(tmp_path, precision):
     network = folder(tmp_path / "m", "roberta")

@@ -29,9 +29,9 @@ from deployments.gateway.http.large_answers import (
 )
 from deployments.gateway.http.protocols import (
     classify,
+    embeddings,
     error_shapes,
     open_inference,
-    openai_embeddings,
     predict,
     rerank,
 )
@@ -64,7 +64,7 @@ _EMBEDDING_BYTES = 60  # of JSON around one
 
 
 class Codec(Protocol):
-    """`names_tensors`: its requests or answers name the model's tensors. `task_without_a_name`: of
+    """`names_tensors`: its requests or answers name the model's tensors. `kind_without_a_name`: of
     the model that a request means which names none. `split` gets what the call's texts or images
     became, by `Codec.texts` and `Codec.images`, and the model's tokeniser; `row_count`: how many
     rows it will make, about. `answer_size` raises BadRequest for an answer over a bound; `answers`:
@@ -72,7 +72,7 @@ class Codec(Protocol):
 
     label: str
     names_tensors: bool
-    task_without_a_name: str
+    kind_without_a_name: str
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any, d: ModelDescription) -> list[str] | None: ...
@@ -98,7 +98,7 @@ class InferCodec:
 
     label = "oip"
     names_tensors = True
-    task_without_a_name = ""
+    kind_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
@@ -164,7 +164,7 @@ class PredictCodec:
 
     label = "predict"
     names_tensors = True
-    task_without_a_name = ""
+    kind_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
         return predict.decode(body, sys.maxsize if d is None else d.scheduling.core.max_queue_rows)
@@ -210,17 +210,17 @@ class EmbeddingsCodec:
     """Vectors of texts or token lists, or the scores of their classes."""
 
     names_tensors = False
-    task_without_a_name = ""
+    kind_without_a_name = ""
 
-    def __init__(self, label: str, form: openai_embeddings.Form) -> None:
+    def __init__(self, label: str, form: embeddings.Form) -> None:
         self.label = label
         self._form = form
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
-        return openai_embeddings.decode(body, self._form)
+        return embeddings.decode(body, self._form)
 
     def texts(self, call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
-        return openai_embeddings.prompted(call, d)
+        return embeddings.prompted(call, d)
 
     def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
         return None
@@ -235,8 +235,8 @@ class EmbeddingsCodec:
         d: ModelDescription,
         tokenizer: Tokenizer = None,
     ) -> Rows:
-        openai_embeddings.check_task(call, d, self._form)
-        openai_embeddings.check_dimensions(call, d)
+        embeddings.check_task(call, d, self._form)
+        embeddings.check_dimensions(call, d)
         rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
         rows.outputs = (d.embed_output if d.classes is None else d.classes.output,)
         return rows
@@ -248,7 +248,7 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> Encoded:
-        return openai_embeddings.encode(
+        return embeddings.encode(
             self._numbers(call, d, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
@@ -272,7 +272,7 @@ class EmbeddingsCodec:
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> LargeAnswer:
-        return openai_embeddings.pieces(
+        return embeddings.pieces(
             self._one_by_one(call, d, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
@@ -298,7 +298,73 @@ class EmbeddingsCodec:
         if d.classes is not None:
             return classify.scores([a.outputs[d.classes.output][1] for a in answers], d.classes)
         vectors = np.stack([a.outputs[d.embed_output][1] for a in answers])
-        return openai_embeddings.cut(call, d, vectors.astype(np.float32, copy=False))
+        return embeddings.cut(call, d, vectors.astype(np.float32, copy=False))
+
+
+class SparseCodec(EmbeddingsCodec):
+    """Sparse vectors of texts or token lists."""
+
+    kind_without_a_name = "sparse"
+
+    def __init__(self) -> None:
+        super().__init__("sparse", "embedding")
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
+        return embeddings.decode_sparse(body)
+
+    def split(
+        self,
+        call: EmbeddingsCall,
+        tokens: list[Any] | None,
+        d: ModelDescription,
+        tokenizer: Tokenizer = None,
+    ) -> Rows:
+        embeddings.check_sparse(d)
+        rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
+        assert d.embedding is not None
+        rows.outputs = (d.embedding.indices_output, d.embed_output)
+        return rows
+
+    def encode(
+        self,
+        call: EmbeddingsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> Encoded:
+        return embeddings.encode_sparse(self._vectors(answers, d), _most_entries(d))
+
+    def answer_size(
+        self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
+    ) -> AnswerSize:
+        outputs = sizes(rows, d, answers)
+        size = size_of(outputs, outputs[d.embed_output].elements * embeddings.ENTRY_BYTES)
+        check(size, rows, "", "inputs")
+        return size
+
+    def pieces(
+        self,
+        call: EmbeddingsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> LargeAnswer:
+        return embeddings.sparse_pieces(self._vectors(answers, d), _most_entries(d))
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.openai_error(error)
+
+    def _vectors(
+        self, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        assert d.embedding is not None
+        for answer in answers:
+            found = answer.outputs
+            yield found[d.embedding.indices_output][1], found[d.embed_output][1]
+
+
+def _most_entries(d: ModelDescription) -> int:
+    return d.embedding.default_dimensions if d.embedding else 0
 
 
 class ClassifyCodec:
@@ -306,7 +372,7 @@ class ClassifyCodec:
 
     label = "classify"
     names_tensors = False
-    task_without_a_name = ""
+    kind_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> ClassifyCall:
         content_type = exchange.header(b"content-type") or ""
@@ -367,7 +433,7 @@ class PairsCodec:
     """Scores of pairs of texts: one row a document."""
 
     names_tensors = False
-    task_without_a_name = "rerank"
+    kind_without_a_name = "rerank"
 
     def __init__(self, label: str, decoder: Callable[[bytes], rerank.PairsCall]) -> None:
         self.label = label
@@ -442,7 +508,7 @@ class GenerationCodec:
     """OpenAI's chats and completions."""
 
     names_tensors = False
-    task_without_a_name = ""
+    kind_without_a_name = ""
 
     def __init__(self, label: str, decoder: Callable[[bytes], GenerationCall]) -> None:
         self.label = label

@@ -147,6 +147,7 @@ class Route(NamedTuple):
 _FIXED = {
     "/v1/embeddings": Route("embeddings", ("POST",)),
     "/pooling": Route("pooling", ("POST",)),
+    "/embed_sparse": Route("embed_sparse", ("POST",)),
     "/v1/classify": Route("classify_texts", ("POST",)),
     "/classify": Route("classify_texts", ("POST",)),
     "/v1/rerank": Route("rerank", ("POST",)),

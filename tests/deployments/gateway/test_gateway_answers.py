@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runtimes import Encoder, Moody, Shout
+from fake_runtimes import Encoder, Moody, Shout, Sparse
 from in_process import Answer, Stand, ask, standing
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
@@ -30,8 +30,10 @@ def outputs(body: bytes) -> dict[str, Any]:
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     embedding = {**SYNTHETIC, "task": "embed"}
+    patient = {"allow_non_finite": True, "slo": {"latency_ms": 20_000}}
     models = {"device": SYNTHETIC, "encoder": embedding, "shout": SYNTHETIC}
-    fakes = {"encoder": Encoder(), "shout": Shout()}
+    models |= {"splade": embedding | patient}
+    fakes = {"encoder": Encoder(), "shout": Shout(), "splade": Sparse()}
     async with standing(models, tmp_path, runtimes=fakes) as stand:
         yield stand
 
@@ -82,6 +84,33 @@ async def test_pooling_gives_the_vectors_of_a_model_that_embeds(stand: Stand) ->
     body = {"model": "device", "input": [[3, 1]]}
     refused = await ask(stand.app, "POST", "/pooling", body=json.dumps(body).encode())
     assert b"model device neither embeds nor classifies texts" in refused.body
+
+
+async def test_sparse_vectors_come_as_the_entries_that_have_weights(stand: Stand) -> None:
+    async def sparse(path: str = "/embed_sparse", **body: Any) -> Any:
+        return await ask(stand.app, "POST", path, body=json.dumps(body).encode())
+
+    def entries(answer: Any) -> Any:
+        return [[(e["index"], e["value"]) for e in each] for each in json.loads(answer.body)]
+
+    for named in ({"model": "splade"}, {}):  # as clients of Text Embeddings Inference do
+        answer = await sparse(inputs=[[7, 9], [0, 5, 0], [0]], **named)
+        assert entries(answer) == [[(7, 0.5), (9, 1.0)], [(5, 1.0)], []]
+    many = await sparse(inputs=[[n, 1, 2, 3] for n in range(1, 2049)])
+    assert entries(many) == [[(n, 0.5), (1, 1.0), (2, 1.5), (3, 2.0)] for n in range(1, 2049)]
+    infinite = await sparse(inputs=[[9999]])
+    assert (infinite.status, b"one finite value an index" in infinite.body) == (503, True)
+    for body, said in (
+        ({"inputs": []}, "The body: inputs: expected array of length >= 1."),
+        ({"inputs": [[1], "a"]}, "The body: inputs[1]: expected array, got str."),
+        ({"inputs": [[1]], "model": "encoder"}, "model encoder does not make sparse vectors"),
+        ({"inputs": [[1]], "prompt_name": "query"}, "'splade' has no prompt 'query'; it has none."),
+    ):
+        refused = await sparse(**body)
+        assert (refused.status, json.loads(refused.body)["error"]["message"]) == (400, said)
+    for path in ("/v1/embeddings", "/pooling"):
+        refused = await sparse(path, model="splade", input=[[1]])
+        assert (refused.status, b"ask for them at /embed_sparse" in refused.body) == (400, True)
 
 
 async def test_a_body_may_ask_for_a_model_by_its_alias(stand: Stand) -> None:

@@ -47,8 +47,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
 
 
 PAGES = (
-    "/v1/embeddings /v2 /v2/health/ready /v2/repository/index /metrics /docs /v1/models"
-    " /openapi.json /readyz"
+    "/v1/embeddings /embed_sparse /v2 /v2/health/ready /v2/repository/index /metrics /docs"
+    " /v1/models /openapi.json /readyz"
 )
 paths = st.one_of(
     st.sampled_from(PAGES.split()),

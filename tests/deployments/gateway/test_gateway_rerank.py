@@ -94,7 +94,7 @@ async def test_where_several_could_be_meant_the_body_must_name_one(stand: Stand)
     status, found = await post(stand, "hr_both", {"query": "bad", "texts": TEXTS})
     said = found["error"]
     assert (status, said["param"]) == (400, "model")
-    assert said["message"] == ("the body must name a model; those of task rerank are first, second")
+    assert said["message"] == ("the body must name a model; those for rerank are first, second")
     status, found = await post(
         stand, "hr_both", {"query": "bad", "texts": TEXTS, "model": "second"}
     )

@@ -47,8 +47,9 @@ class OpenAIError(msgspec.Struct):
 
 def of_path(path: str) -> Callable[[HeadraceError], Encoded]:
     """The shape of errors on this path, whether or not it is one of the API's: OpenAI's below
-    `/v1` and for reranking, else Open Inference's, also for `:predict` and `:classify`."""
-    if path in ("/rerank", "/v2/rerank"):
+    `/v1`, for reranking and for sparse vectors, else Open Inference's, also for `:predict` and
+    `:classify`."""
+    if path in ("/rerank", "/v2/rerank", "/embed_sparse"):
         return openai_error
     if path != "/v1" and not path.startswith("/v1/"):
         return oip_error

@@ -83,6 +83,10 @@ _OF_TEXTS = {  # as `_GENERATES`
         *("pooling", "Embed texts, or score their classes (vLLM's form).", "Pooling"),
         openapi_schemas.pooling,
     ),
+    "/embed_sparse": (
+        *("embedSparse", "Embed texts sparsely (Text Embeddings Inference's form).", "Sparse"),
+        openapi_schemas.sparse,
+    ),
     "/v1/classify": ("classifyTexts", _CLASSES, "Classification", openapi_schemas.classes_of_texts),
     "/classify": ("classifyPlain", _CLASSES, "Classification", openapi_schemas.classes_of_texts),
     "/v1/rerank": ("rerank", f"{_RERANK} (Jina's form).", "Rerank", openapi_schemas.rerank),

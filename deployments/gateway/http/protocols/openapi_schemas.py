@@ -21,6 +21,13 @@ from msgspec import UNSET, UnsetType
 
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.protocols.classify import ClassifyRequest
+from deployments.gateway.http.protocols.embeddings import (
+    ClassificationRequest,
+    EmbeddingsRequest,
+    PoolingRequest,
+    SparseEntry,
+    SparseRequest,
+)
 from deployments.gateway.http.protocols.error_shapes import Error, OpenAIError
 from deployments.gateway.http.protocols.metadata import (
     IndexEntry,
@@ -34,11 +41,6 @@ from deployments.gateway.http.protocols.metadata import (
     ServerMetadata,
 )
 from deployments.gateway.http.protocols.open_inference import InferRequest
-from deployments.gateway.http.protocols.openai_embeddings import (
-    ClassificationRequest,
-    EmbeddingsRequest,
-    PoolingRequest,
-)
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
 from deployments.gateway.http.protocols.predict import PredictRequest
 from deployments.gateway.http.protocols.rerank import (
@@ -180,7 +182,7 @@ _BODIES: Sequence[type[msgspec.Struct]] = (
     *(PredictRequest, PredictResponse, ClassifyRequest, ClassifyForm, ClassifyResponse),
     *(EmbeddingsRequest, EmbeddingsResponse, OpenAIModel, OpenAIModels, OpenAIError),
     *(PoolingRequest, PoolingResponse, ClassificationRequest, ClassificationResponse),
-    *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse),
+    *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse, SparseRequest, SparseEntry),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),
 )
 _STREAM_OPTIONS = {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}
@@ -215,6 +217,8 @@ def schemas() -> dict[str, Schema]:
     for name, more in _CHECKED.items():
         found[name] |= more
     found["Index"] = {"type": "array", "items": ref("IndexEntry")}
+    vector = {"type": "array", "items": ref("SparseEntry")}
+    found["SparseResponse"] = {"type": "array", "items": vector}
     for schema in found.values():
         for field in schema.get("properties", {}).values():
             if field.get("default", ...) in (None, []):
@@ -264,7 +268,7 @@ def classify(d: ModelDescription) -> dict[str, Any] | None:
 
 def embeddings(d: ModelDescription) -> dict[str, Any] | None:
     """An embeddings request, None for a model that gives no embeddings."""
-    if not d.embed_output:
+    if not d.embed_output or d.kind == "sparse":
         return None
     given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
     return {"model": d.name, "input": given}
@@ -280,6 +284,14 @@ def classes_of_texts(d: ModelDescription) -> dict[str, Any] | None:
 def pooling(d: ModelDescription) -> dict[str, Any] | None:
     """A pooling request, None for a model that neither embeds nor classifies texts."""
     return embeddings(d) or classes_of_texts(d)
+
+
+def sparse(d: ModelDescription) -> dict[str, Any] | None:
+    """A request for sparse vectors, None for a model that makes none."""
+    if d.kind != "sparse":
+        return None
+    given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
+    return {"model": d.name, "inputs": given}
 
 
 def rerank(d: ModelDescription) -> dict[str, Any] | None:

@@ -12,8 +12,8 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import (
     classify,
+    embeddings,
     open_inference,
-    openai_embeddings,
     openai_generation,
     predict,
 )
@@ -21,8 +21,8 @@ from deployments.gateway.http.protocols import (
 Describe = Callable[..., ModelDescription]
 # A body of each protocol in which `%s` stands for a part of a text.
 TEXTS = {
-    "embeddings": (openai_embeddings.decode, '{"model": "m", "input": "%s"}'),
-    "embeddings, many": (openai_embeddings.decode, '{"model": "m", "input": ["a", "%s"]}'),
+    "embeddings": (embeddings.decode, '{"model": "m", "input": "%s"}'),
+    "embeddings, many": (embeddings.decode, '{"model": "m", "input": ["a", "%s"]}'),
     "completions": (openai_generation.decode_completion, '{"model": "m", "prompt": "%s"}'),
     "chat": (
         openai_generation.decode_chat,
@@ -94,8 +94,8 @@ def test_a_number_without_a_fraction_is_an_integer_in_every_protocol(
     assert call.body == chat.encode()
     for given, tokens in ((f"[{written}]", [[3]]), (f"[[1], [{written}]]", [[1], [3]])):
         body = f'{{"model": "m", "input": {given}, "dimensions": {written}}}'
-        embeddings = openai_embeddings.decode(body.encode())
-        assert (embeddings.tokens, embeddings.dimensions) == (tokens, 3)
+        wanted = embeddings.decode(body.encode())
+        assert (wanted.tokens, wanted.dimensions) == (tokens, 3)
     body = f'{{"instances": ["a"], "top_k": {written}}}'
     assert classify.decode(body.encode(), "", b"").top_k == 3
     call_ = predict.decode(f'{{"instances": [[1, {written}]]}}'.encode())
@@ -121,7 +121,7 @@ def test_long_lists_of_whole_floats_are_integers() -> None:
     tensor = {"name": "x", "shape": [40_000.0], "datatype": "INT64", "data": values}
     call = open_inference.decode(json.dumps({"inputs": [tensor]}).encode())
     assert call.tensors[0].data.tolist() == values
-    found = openai_embeddings.decode(json.dumps({"model": "m", "input": values}).encode())
+    found = embeddings.decode(json.dumps({"model": "m", "input": values}).encode())
     assert found.tokens == [values]
 
 
@@ -129,8 +129,8 @@ def test_long_lists_of_whole_floats_are_integers() -> None:
 def test_what_has_a_fraction_or_is_not_exact_is_no_integer(value: str) -> None:
     for decode, body, where in (
         (openai_generation.decode_completion, '{"model": "m", "prompt": "a", "n": %s}', "n: "),
-        (openai_embeddings.decode, '{"model": "m", "input": "a", "dimensions": %s}', "dimensions"),
-        (openai_embeddings.decode, '{"model": "m", "input": [1, %s]}', "input[1]"),
+        (embeddings.decode, '{"model": "m", "input": "a", "dimensions": %s}', "dimensions"),
+        (embeddings.decode, '{"model": "m", "input": [1, %s]}', "input[1]"),
         (
             open_inference.decode,
             '{"inputs": [{"name": "x", "shape": [2], "datatype": "INT64", "data": [1.0, %s]}]}',

@@ -16,9 +16,9 @@ from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import HeadraceError
 from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.protocols import (
+    embeddings,
     metadata,
     open_inference,
-    openai_embeddings,
     openai_generation,
     predict,
 )
@@ -120,9 +120,9 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
 
     generates = replace(d, generating=Generating(64, 128, 4, 16))
 
-    def embeddings() -> None:
-        call = openai_embeddings.decode(body)
-        openai_embeddings.check_dimensions(call, d)
+    def vectors() -> None:
+        call = embeddings.decode(body)
+        embeddings.check_dimensions(call, d)
         if call.tokens is not None:
             from_tokens(call.tokens, d)
 
@@ -130,7 +130,8 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
         lambda: split(open_inference.decode(body), d),
         lambda: split(open_inference.decode_binary(body, header), d),
         lambda: predict.rows_of(predict.decode(body), d),
-        embeddings,
+        vectors,
+        lambda: from_tokens(embeddings.decode_sparse(body).tokens or [[1]], d),
         lambda: generation(openai_generation.decode_chat),
         lambda: generation(openai_generation.decode_completion),
         lambda: metadata.ready_only(body),

@@ -14,9 +14,9 @@ from deployments.contract.description import Classes, Generating, ImageInput, Mo
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import (
     classify,
+    embeddings,
     metadata,
     open_inference,
-    openai_embeddings,
     openai_generation,
     openapi,
     predict,
@@ -55,6 +55,7 @@ PATHS = {
     "/v1/models/{model}:classify",
     "/v1/embeddings",
     "/pooling",
+    "/embed_sparse",
     "/v1/classify",
     "/classify",
     "/v1/rerank",
@@ -243,7 +244,7 @@ def test_embedding_examples_stand_for_models_that_embed(doc: Any) -> None:
     found = examples(doc, "/v1/embeddings")
     assert set(found) == {"encoder"}
     conforms(doc, "EmbeddingsRequest", found["encoder"])
-    assert openai_embeddings.decode(json.dumps(found["encoder"]).encode()).model == "encoder"
+    assert embeddings.decode(json.dumps(found["encoder"]).encode()).model == "encoder"
 
 
 def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
@@ -261,7 +262,7 @@ def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
 def test_what_is_written_conforms_to_its_schema(
     doc: Any, encoder: Describe, description: Describe
 ) -> None:
-    d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
+    d, call = encoder(), embeddings.decode(b'{"model": "m", "input": "a"}')
     array = np.ones((1, 2), dtype=np.float32)
     states = [metadata.ModelState("a", "", False, "warming")]
     counted = ModelStatistics("1", by_size={2: BatchSizeStatistics()})
@@ -271,11 +272,9 @@ def test_what_is_written_conforms_to_its_schema(
         "InferResponse": open_inference.encode(
             InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
         ),
-        "EmbeddingsResponse": openai_embeddings.encode(
-            array, 1, "m", "embedding", base64=call.base64
-        ),
-        "PoolingResponse": openai_embeddings.encode(array, 1, "m", "pooling", base64=True),
-        "ClassificationResponse": openai_embeddings.encode(
+        "EmbeddingsResponse": embeddings.encode(array, 1, "m", "embedding", base64=call.base64),
+        "PoolingResponse": embeddings.encode(array, 1, "m", "pooling", base64=True),
+        "ClassificationResponse": embeddings.encode(
             array, 1, "m", "classification", base64=False, labels=("a", "b")
         ),
         "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),

@@ -16,8 +16,8 @@ from deployments.gateway.http import large_answers
 from deployments.gateway.http.large_answers import LargeAnswer
 from deployments.gateway.http.protocols import (
     classify,
+    embeddings,
     open_inference,
-    openai_embeddings,
     predict,
 )
 from deployments.gateway.http.protocols.tensors import (
@@ -42,7 +42,7 @@ def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         for module, name, size in [
             (large_answers, "STEP", 3), (large_answers, "TEXT_STEP", 4), (classify, "STEP", 3),
             (large_answers, "PIECE_BYTES", 8), (open_inference, "PIECE_BYTES", 8),
-            (classify, "_LABELS_STEP", 2), (openai_embeddings, "_BASE64_STEP", 6),
+            (classify, "_LABELS_STEP", 2), (embeddings, "_BASE64_STEP", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, size)
 
@@ -149,8 +149,8 @@ def test_embeddings(base64: bool, width: int, form: Any) -> None:
     how = {"base64": base64, "labels": [f'"{n}' for n in range(width)]}
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
         vectors = RNG.standard_normal((3, width)).astype(dtype)
-        at_once = openai_embeddings.encode(vectors.astype(np.float32), 7, "m", form, **how)
-        assert whole(openai_embeddings.pieces(iter(vectors), 7, "m", form, **how)) == at_once
+        at_once = embeddings.encode(vectors.astype(np.float32), 7, "m", form, **how)
+        assert whole(embeddings.pieces(iter(vectors), 7, "m", form, **how)) == at_once
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100])

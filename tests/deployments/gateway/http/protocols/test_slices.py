@@ -13,9 +13,9 @@ import pytest
 
 from deployments.contract.errors import BadRequest, BodyTooLarge
 from deployments.gateway.http.protocols import (
+    embeddings,
     json_body,
     open_inference,
-    openai_embeddings,
     predict,
     tensors,
 )
@@ -160,17 +160,17 @@ def test_a_predict_body_makes_no_more_rows_than_may_be_taken() -> None:
 def test_long_lists_of_tokens_are_read(lists: int) -> None:
     tokens = [list(range(MANY))] * lists
     body = json.dumps({"model": "m", "input": tokens if lists > 1 else tokens[0]}).encode()
-    assert openai_embeddings.decode(body).tokens == tokens
+    assert embeddings.decode(body).tokens == tokens
 
 
 def test_a_token_that_is_none_is_named_in_a_long_list() -> None:
     body = json.dumps({"model": "m", "input": [*range(MANY), -1]}).encode()
     with pytest.raises(BadRequest, match=r"input\[40000\]: expected int >= 0"):
-        openai_embeddings.decode(body)
+        embeddings.decode(body)
 
 
 def test_more_tokens_than_a_request_may_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_embeddings, "MAX_TOKENS", MANY)
+    monkeypatch.setattr(embeddings, "MAX_TOKENS", MANY)
     body = json.dumps({"model": "m", "input": [1] * (MANY + 1)}).encode()
     with pytest.raises(BadRequest, match="40001 tokens; a request may have 40000"):
-        openai_embeddings.decode(body)
+        embeddings.decode(body)

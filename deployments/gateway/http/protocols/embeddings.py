@@ -1,14 +1,14 @@
-"""OpenAI's `/v1/embeddings`, and vLLM's `/pooling` and `/classify`: texts or token arrays in, one
-list of numbers each out: a vector, or the score of every class.
+"""OpenAI's `/v1/embeddings`, vLLM's `/pooling` and `/classify`, Text Embeddings Inference's
+`/embed_sparse`: texts or token arrays in, of each a vector or the score of every class out.
 
-`input` is a string, a list of strings, a token array or a list of token arrays, at most 2048 of
-them and none empty. `encoding_format` is float or base64 (little-endian float32). `dimensions` is
-one that the model was trained for (`check_dimensions`): the vector's first numbers, to length 1
-again if the whole had it. `prompt_name` names one of the model's prompts, which goes before each
-text; `input_type` says what the texts are for, and takes the prompt for that if there is one.
-`user` and unknown keys are ignored. Lengths are the tokeniser's and the rows' business.
+A request has 1 to 2048 texts or token arrays, none empty. `encoding_format` is float or base64
+(little-endian float32). `dimensions` is one that the model was trained for: the vector's first
+numbers, to length 1 again if the whole had it. `prompt_name` names a prompt that goes before each
+text; `input_type` says what the texts are for, and takes the prompt for that. A sparse vector is
+`[{"index", "value"}]`, by index. Unknown keys, and `truncate`, are ignored.
 
-Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`.
+Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`; Text
+Embeddings Inference 1.8.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 
 from deployments.contract.description import EmbeddingChoices, ModelDescription
-from deployments.contract.errors import BadRequest
-from deployments.gateway.http.large_answers import LargeAnswer, Parts, nested
+from deployments.contract.errors import BadRequest, RowFailed
+from deployments.gateway.http.large_answers import LargeAnswer, Parts, listed, nested
 from deployments.gateway.http.protocols import json_body
 from deployments.gateway.http.protocols.tensors import (
     EmbeddingsCall,
@@ -36,6 +36,7 @@ from deployments.gateway.http.protocols.tensors import (
 from deployments.gateway.rows import Array
 
 MAX_INPUTS = 2048
+ENTRY_BYTES = 48  # of a sparse vector's entry as JSON, at most
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
 MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
@@ -57,12 +58,12 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
 _MANY = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
-_INPUTS = any_of(_Text, Annotated[list[_Text], _MANY], _Tokens, Annotated[list[_Tokens], _MANY])
+INPUTS = any_of(_Text, Annotated[list[_Text], _MANY], _Tokens, Annotated[list[_Tokens], _MANY])
 
 
 class EmbeddingsRequest(msgspec.Struct, gc=False):
     model: str
-    input: Annotated[msgspec.Raw, documented(**_INPUTS)]
+    input: Annotated[msgspec.Raw, documented(**INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     prompt_name: str | None = None
@@ -77,7 +78,7 @@ class PoolingRequest(EmbeddingsRequest, gc=False):
 
 class ClassificationRequest(msgspec.Struct, gc=False):
     model: str
-    input: Annotated[msgspec.Raw, documented(**_INPUTS)]
+    input: Annotated[msgspec.Raw, documented(**INPUTS)]
 
 
 _FORMS: dict[Form, msgspec.json.Decoder[Any]] = {
@@ -95,18 +96,26 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 def decode(body: bytes, form: Form = "embedding") -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
     request = json_body.read(_FORMS[form], body)
-    try:
-        texts, tokens = _inputs(request.input)
-    except json_body.DECODE_ERRORS as error:
-        refusal = json_body.element(error, "The body", "input")
-        raise BadRequest(refusal.message, param="input") from None
-    _check_count(len(texts or tokens or ()))
+    texts, tokens = inputs_of(request.input)
     if isinstance(request, ClassificationRequest):
         return EmbeddingsCall(request.model, texts, tokens, task="classify")
     return EmbeddingsCall(
         request.model, texts, tokens, request.encoding_format == "base64", request.dimensions,
         request.prompt_name, request.input_type, getattr(request, "task", None),
     )  # fmt: skip
+
+
+def inputs_of(
+    raw: msgspec.Raw, name: str = "input"
+) -> tuple[list[str] | None, list[list[int]] | None]:
+    """Texts or token arrays, of the body's parameter `name`. Raises `BadRequest`."""
+    try:
+        texts, tokens = _inputs(raw)
+    except json_body.DECODE_ERRORS as error:
+        refusal = json_body.element(error, "The body", name)
+        raise BadRequest(refusal.message, param=name) from None
+    _check_count(len(texts or tokens or ()))
+    return texts, tokens
 
 
 def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:
@@ -192,6 +201,10 @@ def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
 
 def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
     """`BadRequest` unless the model gives what the caller wants of its texts."""
+    if d.kind == "sparse":
+        raise BadRequest(
+            f"model {d.name} makes sparse vectors; ask for them at /embed_sparse", param="model"
+        )
     if form == "embedding" and d.task != "embed":
         raise BadRequest(f"model {d.name} does not make embeddings", param="model")
     if d.task not in ("embed", "classify") or d.image is not None:
@@ -272,3 +285,56 @@ def _usage(prompt_tokens: int) -> dict[str, int]:
 
 def _base64(row: Array) -> str:
     return b64encode(row.data).decode()
+
+
+class SparseRequest(msgspec.Struct, gc=False):
+    inputs: Annotated[msgspec.Raw, documented(**INPUTS)]
+    model: str = ""
+    prompt_name: str | None = None
+
+
+class SparseEntry(msgspec.Struct):
+    index: int
+    value: float
+
+
+_sparse = msgspec.json.Decoder(SparseRequest)
+
+
+def decode_sparse(body: bytes) -> EmbeddingsCall:
+    """The call; its model is "" where the request names none. `BadRequest` names the parameter at
+    fault."""
+    request = json_body.read(_sparse, body)
+    texts, tokens = inputs_of(request.inputs, "inputs")
+    return EmbeddingsCall(request.model, texts, tokens, prompt=request.prompt_name)
+
+
+def check_sparse(d: ModelDescription) -> None:
+    """`BadRequest` for a model that gives no sparse vectors."""
+    if d.kind != "sparse":
+        raise BadRequest(f"model {d.name} does not make sparse vectors", param="model")
+
+
+def encode_sparse(vectors: Iterable[tuple[Array, Array]], most: int) -> Encoded:
+    """`vectors`: indices and values of each input; `most`: entries of one, 0 for all. Raises
+    RowFailed."""
+    return Encoded(b"[" + b",".join(_entries(*each, most) for each in vectors) + b"]")
+
+
+def sparse_pieces(vectors: Iterable[tuple[Array, Array]], most: int) -> LargeAnswer:
+    """As `encode_sparse`, of a large answer."""
+    return LargeAnswer(listed(iter((_entries(*each, most),)) for each in vectors))
+
+
+def _entries(indices: Array, values: Array, most: int) -> bytes:
+    indices, values = indices.reshape(-1), values.reshape(-1)
+    if indices.shape != values.shape or not np.isfinite(values).all():
+        raise RowFailed("the model's indices and values are not one finite value an index")
+    kept = indices >= 0
+    if most and np.count_nonzero(kept) > most:
+        kept[np.argsort(np.where(kept, values, -np.inf), kind="stable")[:-most]] = False
+    entries: list[dict[str, Any]] = [
+        {"index": index, "value": value}
+        for index, value in zip(indices[kept].tolist(), values[kept].tolist(), strict=True)
+    ]
+    return orjson.dumps(entries)

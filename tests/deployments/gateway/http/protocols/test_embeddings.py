@@ -10,8 +10,8 @@ import pytest
 
 from deployments.contract.description import EmbeddingChoices, ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import openai_embeddings
-from deployments.gateway.http.protocols.openai_embeddings import MAX_INPUTS
+from deployments.gateway.http.protocols import embeddings
+from deployments.gateway.http.protocols.embeddings import MAX_INPUTS
 from deployments.gateway.http.protocols.tensors import EmbeddingsCall
 
 Describe = Callable[..., ModelDescription]
@@ -19,7 +19,7 @@ Describe = Callable[..., ModelDescription]
 
 def decode(given: Any, **more: Any) -> EmbeddingsCall:
     body = {"model": "m", "input": given, **more}
-    return openai_embeddings.decode(json.dumps(body, indent=1).encode())
+    return embeddings.decode(json.dumps(body, indent=1).encode())
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
 def test_dimensions_are_right_only_as_the_models_own(
     encoder: Callable[..., ModelDescription],
 ) -> None:
-    openai_embeddings.check_dimensions(decode("a"), encoder())
-    openai_embeddings.check_dimensions(decode("a", dimensions=2), encoder())
+    embeddings.check_dimensions(decode("a"), encoder())
+    embeddings.check_dimensions(decode("a", dimensions=2), encoder())
     with pytest.raises(BadRequest, match="gives 2 dimensions") as caught:
-        openai_embeddings.check_dimensions(decode("a", dimensions=3), encoder())
+        embeddings.check_dimensions(decode("a", dimensions=3), encoder())
     assert caught.value.param == "dimensions"
 
 
@@ -125,13 +125,13 @@ CHOICES = EmbeddingChoices(
 )
 def test_a_prompt_goes_before_each_text(encoder: Describe, asked: Any, sent: str) -> None:
     d = encoder(embedding=CHOICES)
-    assert openai_embeddings.prompted(decode(["a"], **asked), d) == [sent]
+    assert embeddings.prompted(decode(["a"], **asked), d) == [sent]
 
 
 def test_without_prompts_texts_stay_as_they_are(encoder: Describe) -> None:
     for choices in (None, EmbeddingChoices(), EmbeddingChoices({"query": ""}, "query")):
         call = decode(["a"], input_type="query")
-        assert openai_embeddings.prompted(call, encoder(embedding=choices)) == ["a"]
+        assert embeddings.prompted(call, encoder(embedding=choices)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_prompt_that_cannot_be_is_refused(
     encoder: Describe, given: Any, choices: EmbeddingChoices, words: str
 ) -> None:
     with pytest.raises(BadRequest, match=words) as caught:
-        openai_embeddings.prompted(decode(given, prompt_name="x"), encoder(embedding=choices))
+        embeddings.prompted(decode(given, prompt_name="x"), encoder(embedding=choices))
     assert caught.value.param == "prompt_name"
 
 
@@ -164,20 +164,20 @@ def test_fewer_dimensions_are_the_first_and_of_length_1_where_all_are(
     encoder: Describe, asked: int | None, vector: list[float], expected: list[float]
 ) -> None:
     d, call = encoder(embed_width=4, embedding=CHOICES), decode("a", dimensions=asked)
-    openai_embeddings.check_dimensions(call, d)
-    found = openai_embeddings.cut(call, d, np.array([vector], np.float32))
+    embeddings.check_dimensions(call, d)
+    found = embeddings.cut(call, d, np.array([vector], np.float32))
     assert found[0].tolist() == pytest.approx(expected)
 
 
 def test_dimensions_that_a_model_was_not_trained_for_are_refused(encoder: Describe) -> None:
     d = encoder(embed_width=4, embedding=EmbeddingChoices(dimensions=(1, 2)))
     with pytest.raises(BadRequest, match="gives 1, 2, 4 dimensions and cannot give 3; ask for one"):
-        openai_embeddings.check_dimensions(decode("a", dimensions=3), d)
+        embeddings.check_dimensions(decode("a", dimensions=3), d)
 
 
 def test_answer_lists_vectors_in_order() -> None:
     vectors = np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)
-    encoded = openai_embeddings.encode(vectors, 7, "m", "embedding", base64=False)
+    encoded = embeddings.encode(vectors, 7, "m", "embedding", base64=False)
     assert json.loads(encoded.body) == {
         "object": "list",
         "data": [
@@ -191,6 +191,6 @@ def test_answer_lists_vectors_in_order() -> None:
 
 def test_base64_is_little_endian_float32() -> None:
     vectors = np.array([[0.1, -2.5]], dtype=np.float32)
-    encoded = openai_embeddings.encode(vectors, 1, "m", "embedding", base64=True)
+    encoded = embeddings.encode(vectors, 1, "m", "embedding", base64=True)
     raw = base64.b64decode(json.loads(encoded.body)["data"][0]["embedding"])
     assert np.frombuffer(raw, dtype="<f4").tolist() == vectors[0].tolist()
