@@ -14,6 +14,7 @@ lines, and a process that ends itself would lose the one that says why.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import logging
@@ -124,6 +125,8 @@ def configure(
     Without `stream`, lines go to the local host's log socket if there is one, else to the process's
     own stderr.
     """
+    # Serve's `print` writes a tuple where a file is given (Ray 2.60), tracebacks among others.
+    builtins.print = getattr(print, "__globals__", {}).get("buildin_print", print)
     logger = logging.getLogger(ROOT)
     for handler in [*logger.handlers]:
         logger.removeHandler(handler)

@@ -42,6 +42,7 @@ _DUTY_WINDOW_S = 10.0
 _HEALTH_S = 1.0  # that a health check waits for the running batch
 _TRUSTED_ANSWERS = 20  # before so many, predictions are poor and kernels may still be compiled
 _TOO_LATE = "the request's time limit passed before it ran"
+_LINES = 10
 _NOT_FINITE = "the answer holds NaN or infinity"
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _FLOOR_S = 10.0  # that a run may take besides a multiple of its prediction
@@ -429,6 +430,23 @@ def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
     return None
 
 
+class _Failures:
+    """Logs why rows failed: `_LINES` at once, then one a second."""
+
+    def __init__(self) -> None:
+        self._lines, self._at = float(_LINES), 0.0
+
+    def say(self, fault: RunError) -> None:
+        now = time.monotonic()
+        self._lines, self._at = min(_LINES, self._lines + now - self._at), now
+        if self._lines >= 1.0:
+            self._lines -= 1.0
+            logger.error("a row failed: %s", fault)
+
+
+_failures = _Failures()
+
+
 @dataclass(slots=True)
 class _Bisection:
     """The state of one batch's bisection. `parts`: results of the parts that worked, in order."""
@@ -451,6 +469,8 @@ class _Bisection:
             if batch.rows == 1:
                 if not isinstance(fault, BadRows | RunError):
                     logger.error("the runtime raised what it should not", exc_info=fault)
+                elif isinstance(fault, RunError):  # whose words no caller is told
+                    _failures.say(fault)
                 self.errors.append(RowError(first, isinstance(fault, BadRows), str(fault)))
                 return
         middle = batch.rows // 2

@@ -4,7 +4,7 @@ The class runs in this process, so all that guards other backends guards it: a h
 exit end the replica, and what it held runs elsewhere. Rows are given as they came, as views of the
 batch's buffers. What `predict` returns is checked: rows, datatypes, shapes. An exception is the
 batch's: its rows then run in halves until the faulty ones stand alone. A `RowError` in a row's
-place fails that row alone. Callers learn an exception's type; its text and traceback are logged.
+place fails that row alone. Callers are told nothing of an exception; it is logged.
 """
 
 from __future__ import annotations

@@ -9,11 +9,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from served import ANSWER_S, Later, Load, Server, get, listens, metric, patient, synthetic, total
+from served import (
+    ANSWER_S,
+    Later,
+    Load,
+    Server,
+    get,
+    http,
+    listens,
+    metric,
+    patient,
+    synthetic,
+    total,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -26,6 +39,14 @@ MODEL = {
     "replicas": {"count": 2, "hang_limit_s": 1.0},
     "crashes": {"tenant_budget": 100},  # whoever sends what is fatal sends all else here too
 }
+# A class of the operator's own. Its process takes some 300 MiB.
+CLASS = {
+    "runtime": "python",
+    "source": f"{Path(__file__).parent}/classes:frail:Frail",
+    "slo": {"latency_ms": 20_000},
+    "replicas": {"count": 2, "num_cpus": 0, "hang_limit_s": 1.0, "memory_limit_mib": 800},
+    "crashes": {"tenant_budget": 100},
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +54,7 @@ def server(serve) -> Server:
     calm = synthetic(options={"base_ms": 5})
     slow = synthetic(options={"base_ms": 2000}, batch={"max_size": 1})
     made: Server = serve(
-        {"frail": MODEL, "calm": calm, "slow": slow}, gateway={"ingress": "haproxy"}
+        {"frail": MODEL, "class": CLASS, "calm": calm, "slow": slow}, gateway={"ingress": "haproxy"}
     )
     return made.start()
 
@@ -44,7 +65,9 @@ def ended(server: Server, end: str) -> float:
 
 async def test_a_staged_batch_whose_caller_left_never_runs(server):
     body = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}
-    async with httpx.AsyncClient(base_url=server.gateway_urls()[0], timeout=ANSWER_S) as client:
+    async with httpx.AsyncClient(
+        verify=False, base_url=server.gateway_urls()[0], timeout=ANSWER_S
+    ) as client:
 
         def ask() -> asyncio.Task[httpx.Response]:
             return asyncio.create_task(client.post("/v2/models/slow/infer", json=body))
@@ -88,14 +111,14 @@ class Watch:
         return self._longest_s
 
 
-def until_whole(server: Server, without: set[int] = frozenset()) -> None:
-    """Two replicas of the frail model run, none of `without`, and hold nothing.
+def until_whole(server: Server, without: set[int] = frozenset(), model: str = "frail") -> None:
+    """Two replicas of the model run, none of `without`, and hold nothing.
 
     Status is up to a second old, so the processes are asked as well.
     """
     whole = {"replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
-    server.until(lambda: len(server.replicas("frail") - without) == 2, 30)
-    server.until(lambda: whole.items() <= server.model_status("frail").items(), 30)
+    server.until(lambda: len(server.replicas(model) - without) == 2, 30)
+    server.until(lambda: whole.items() <= server.model_status(model).items(), 30)
 
 
 def crowd(server: Server, culprit: int, innocents: int = 12) -> tuple[Later, list[Later]]:
@@ -119,6 +142,42 @@ def test_only_the_request_that_ends_its_replica_fails(server, culprit):
     assert ("the synthetic device is lost, and " in server.output) is (culprit == LOSER)
     server.until(lambda: server.replicas("frail") != before, 20)
     until_whole(server)
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "logged"),
+    [
+        ("raise", 503, "Frail.predict raised KeyError"),
+        ("lost", 503, "a row failed: Frail: predict returned 0 rows"),
+        ("wide", 503, "a row failed: Frail: "),
+        ("words", 503, "a row failed: Frail: "),
+        ("nan", 500, ""),
+        ("exit", 422, ""),
+        ("leak", 422, "800 allowed (memory_limit_mib)"),
+        pytest.param("sysexit", 422, "Frail.predict ended the process", marks=pytest.mark.chaos),
+        pytest.param("hang", 422, "", marks=pytest.mark.chaos),
+    ],
+)
+def test_only_the_row_at_which_a_class_fails_fails(server, what, status, logged):
+    before = server.replicas("class")
+    url = f"{server.url}/v1/models/class:predict"
+
+    def ask(text: str) -> Later:
+        return Later(lambda: http.post(url, json={"instances": [text]}, timeout=ANSWER_S))
+
+    innocent = {n: ask("x" * n) for n in range(1, 5)}
+    guilty = ask(what)
+    innocent |= {n: ask("x" * n) for n in range(5, 13)}
+    found = {n: each.answer().json() for n, each in innocent.items()}
+    assert found == {n: {"predictions": [n]} for n in innocent}
+    assert guilty.answer().status_code == status, guilty.answer().text
+    assert "secret" not in guilty.answer().text
+    server.until(lambda: logged in server.output, 5)
+    if status == 422:
+        server.until(lambda: server.replicas("class") != before, 20)
+        until_whole(server, model="class")
+    else:
+        assert server.replicas("class") == before
 
 
 def lost_replicas(server: Server) -> set[str]:

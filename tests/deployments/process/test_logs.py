@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import json
 import logging
@@ -259,3 +260,13 @@ def test_decisions_are_written_whatever_else_is_left_out() -> None:
     logging.getLogger(logs.DECISIONS).info("decision", extra={"request_id": "r"})
     logging.getLogger(f"{logs.ROOT}.gateway").info("nobody asked for this")
     assert [json.loads(line)["request_id"] for line in out.getvalue().splitlines()] == ["r"]
+
+
+def test_print_writes_into_files_what_it_is_given_in_a_replica_of_serve(written, monkeypatch):
+    from ray.serve._private.logging_utils import redirected_print
+
+    monkeypatch.setattr(builtins, "print", redirected_print)
+    logs.configure("info", "json", stream=io.StringIO())
+    file = io.StringIO()
+    print("a", 1, file=file, flush=True)
+    assert file.getvalue() == "a 1\n"
