@@ -62,9 +62,9 @@ lint: dev
 types: dev
 	$(BIN)/mypy
 
-# As many processes as processors: these share nothing.
+# As many processes as processors: these share nothing. A process without tests takes others' tests.
 unit: dev
-	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube and not chaos'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not integration and not vllm and not kube and not chaos'
 
 # The inner loop, in a minute or two on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
@@ -143,7 +143,11 @@ sbom: kube
 	cat $(patsubst %,requirements/%.lock,runtime stores example) | $(SBOM) -o out/sbom/cpu.cdx.json
 	cat $(patsubst %,requirements/%.lock,build cuda) | $(SBOM) -o out/sbom/cuda.cdx.json
 
-test: lint types unit integration test-kube
+# What needs no server runs beside the integration tests, in what their servers leave of the processors.
+test: lint unit kube prometheus
+	@mkdir -p out; nice -n 19 $(MAKE) types test-kube > out/beside.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; $(MAKE) integration; failed=$$?; \
+	wait $$beside || failed=1; cat out/beside.log; exit $$failed
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm

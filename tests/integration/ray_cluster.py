@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from served import CHECKOUT, HEADRACE, environment, free_port, listens_on, name_of, patient
+from served import CHECKOUT, HEADRACE, environment, free_port, http, listens_on, name_of, patient
 
 from deployments.control.serve_config import serve_host
 from deployments.settings.gateway import GatewaySettings
@@ -114,7 +114,7 @@ class Cluster:
         self.nodes.append(Node(command, self.environ | own, log))
 
     def rest(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        return httpx.request(
+        return http.request(
             method, f"{self.address}{path}", json=body,
             headers={"Authorization": f"Bearer {TOKEN}"}, timeout=patient(30),
         )  # fmt: skip
@@ -222,4 +222,4 @@ def until(condition: Any, limit_s: float) -> None:
 
 
 def get(url: str) -> int:
-    return httpx.get(url, timeout=5).status_code
+    return http.get(url, timeout=5).status_code

@@ -7,10 +7,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
-from served import Server, patient, synthetic, total
+from served import Server, http, patient, synthetic, total
 
 from deployments.control.dashboard import RayDashboard, ServeRest, token_of
 from deployments.control.supervisor import server_files
@@ -42,7 +41,7 @@ def version(server: Server, model: str) -> str:
 
 def version_by_numbers(server: Server, model: str) -> str:
     row = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
-    answer = httpx.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": [row]})
+    answer = http.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": [row]})
     assert answer.status_code == 200, answer.text
     found: str = answer.json()["model_version"]
     return found
@@ -123,7 +122,7 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     refused = server.infer("c", [1])
     assert (refused.status_code, "rubbish.onnx" in refused.text) == (503, True), refused.text
     assert "rubbish.onnx" in server.model_status("c")["reason"]
-    ready = httpx.get(f"{server.url}/readyz")
+    ready = http.get(f"{server.url}/readyz")
     assert (ready.status_code, list(ready.json()["waiting"])) == (200, ["c"])
     gone = apply(server, {"a": A, "b": B})
     assert (gone.returncode, gone.stdout) == (0, "c: removed\n"), gone.stderr
@@ -164,7 +163,7 @@ def test_controllers_freeze_and_learn_again_while_requests_go_on(server):
         frozen = server.headrace("freeze", "on", "--port", port)
         assert (frozen.returncode, frozen.stdout) == (0, "controllers: frozen\n"), frozen.stderr
         server.until(lambda: server.status()["frozen"], 10)
-        page = httpx.get(f"{server.url}/metrics").text
+        page = http.get(f"{server.url}/metrics").text
         (line,) = [s for s in page.splitlines() if s.startswith("headrace_controllers_frozen{")]
         assert line.endswith(" 1.0")
 
@@ -208,7 +207,7 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(s
     assert refused.returncode == 2
     assert server.infer("a", [1], headers=bearer).status_code == 200
     assert server.infer("a", [1]).status_code == 401
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert http.get(f"{server.url}/readyz").status_code == 200
 
     opened = apply(server, {"a": A, "b": B})  # without the keys
     assert opened.returncode == 1

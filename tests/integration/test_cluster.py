@@ -8,10 +8,9 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from ray_cluster import HERE, THERE, Cluster, until
-from served import HEADRACE, patient
+from served import HEADRACE, http, patient
 
 from deployments.gateway.http.strict_protocol import MAX_HEADERS
 
@@ -55,7 +54,7 @@ def test_serve_runs_haproxy_where_the_settings_say(cluster):
 
 
 def test_a_replicas_rank_on_its_node_is_known(cluster):
-    ranks = httpx.get(f"http://{cluster.gateway['host']}:{cluster.gateway['port']}/").json()
+    ranks = http.get(f"http://{cluster.gateway['host']}:{cluster.gateway['port']}/").json()
     assert ranks == {"rank": 0, "local_rank": 0}
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from ray_cluster import Cluster, until
-from served import QUICK_ROLLOUT, Load, infer_body, model_with_rollout
+from served import QUICK_ROLLOUT, Load, http, infer_body, model_with_rollout
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.start_head()
         deployed = made.apply(made.file)
         assert deployed.returncode == 0, deployed.stderr
-        until(lambda: httpx.get(f"{made.url}/readyz").status_code == 200, 30)
+        until(lambda: http.get(f"{made.url}/readyz").status_code == 200, 30)
         yield made
     finally:
         made.end()
@@ -52,7 +51,7 @@ def deploy(cluster: Cluster, model: dict[str, Any], *words: str) -> Any:
 
 
 def served_version(cluster: Cluster) -> str:
-    answer = httpx.post(f"{cluster.url}/v2/models/m/infer", json=infer_body([1]), timeout=30)
+    answer = http.post(f"{cluster.url}/v2/models/m/infer", json=infer_body([1]), timeout=30)
     version: str = answer.json()["model_version"]
     return version
 

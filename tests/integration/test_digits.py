@@ -11,13 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnxruntime
 import pytest
 import yaml
 from PIL import Image
-from served import Server
+from served import Server, http
 
 import examples
 from deployments.replica import describe
@@ -62,7 +61,7 @@ def offline(made: Path, image: Image.Image, side: int) -> np.ndarray:
 
 def ask(server: Server, files: list[bytes], top_k: int = 10) -> list[dict[str, Any]]:
     instances = [{"b64": base64.b64encode(file).decode()} for file in files]
-    answer = httpx.post(
+    answer = http.post(
         f"{server.url}/v1/models/digits:classify",
         json={"instances": instances, "top_k": top_k},
         timeout=60,

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from served import Server, get, metric, patient
+from served import Server, get, http, metric, patient
 
 pytestmark = pytest.mark.integration
 
@@ -90,7 +90,7 @@ def test_tokens_come_one_by_one(server: Server) -> None:
 def test_an_answer_that_is_not_streamed_comes_whole(server: Server) -> None:
     url = f"{server.url}/v1/completions"
     asked = {"model": "chat", "prompt": "once upon a time", "max_tokens": 5, "n": 2}
-    answer = httpx.post(url, json=asked, timeout=60)
+    answer = http.post(url, json=asked, timeout=60)
     assert answer.status_code == 200
     assert len(answer.json()["choices"]) == 2
     assert answer.json()["usage"]["completion_tokens"] == 10
@@ -163,12 +163,12 @@ def test_a_prompt_that_kills_engines_costs_two_replicas_and_is_then_refused(
     before = set(server.replicas("chat"))
     asked = {"model": "chat", "prompt": "a deadly one", "max_tokens": 5}
     url = f"{server.url}/v1/completions"
-    answers = [httpx.post(url, json=asked, timeout=60) for _ in range(3)]
+    answers = [http.post(url, json=asked, timeout=60) for _ in range(3)]
     codes = [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
     assert codes == [(422, "input_ends_replicas")] * 3
     server.until(lambda: server.model_status("chat")["replicas_ready"] == 2, 60)
     assert not before & set(server.replicas("chat"))
-    assert httpx.post(url, json=asked, timeout=60).status_code == 422
+    assert http.post(url, json=asked, timeout=60).status_code == 422
     assert Reader(server, 5).ended() == DONE
     assert len(set(server.replicas("chat"))) == 2
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from served import Server, metric
+from served import Server, http, metric
 
 from runtimes import catalog
 
@@ -33,7 +33,7 @@ def server(serve) -> Server:
 
 def ask(server: Server, path: str, **fields: Any) -> httpx.Response:
     body = {"model": "llm", "temperature": 0, "max_tokens": 12, "ignore_eos": True, **fields}
-    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    return http.post(f"{server.url}/v1/{path}", json=body, timeout=60)
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -75,7 +75,10 @@ def test_many_left_streams_leave_nothing_running(server):
 
     # One client: 32 that are made beside an engine that has both processors may take longer to send
     # their heads than HAProxy waits (limits.headers_timeout_s).
-    with httpx.Client(timeout=60) as callers, concurrent.futures.ThreadPoolExecutor(32) as pool:
+    with (
+        httpx.Client(verify=False, timeout=60) as callers,
+        concurrent.futures.ThreadPoolExecutor(32) as pool,
+    ):
         list(pool.map(leave, range(64)))
     running = "headrace_replica_running_sequences"
     server.until(lambda: metric(server.metrics(), running) == 0, 5)

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from ray_cluster import HERE, Cluster, until
-from served import ANSWER_S, Load, metric, synthetic
+from served import ANSWER_S, Load, http, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
@@ -93,7 +92,7 @@ class Served:
         port = self.cluster.gateway["metrics_port"]
         url = f"http://{self.cluster.gateway['host']}:{port}/metrics"
         time.sleep(1.0)  # as old as the page may be
-        return httpx.get(url, timeout=ANSWER_S).text
+        return http.get(url, timeout=ANSWER_S).text
 
     def reserves(self, model: str) -> float:
         """Healthy replicas of the pool, as the gateway sees them."""

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from served import Server
+from served import Server, http
 
 import examples
 
@@ -30,7 +30,7 @@ def server(shared) -> Server:
 
 def predicted(server: Server, model: str, *rows: Any) -> httpx.Response:
     url = f"{server.url}/v1/models/{model}:predict"
-    return httpx.post(url, json={"instances": rows}, timeout=60)
+    return http.post(url, json={"instances": rows}, timeout=60)
 
 
 def test_tabular_classes_answer_and_one_brings_its_package(server):
@@ -45,7 +45,7 @@ def test_raw_texts_are_prepared_by_the_class_and_fail_singly(server):
     assert [row["language"] for row in found] == ["en", "de"]
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["la roue du moulin"]}
     infer = f"{server.url}/v2/models/language/infer"
-    answer = httpx.post(infer, json={"inputs": [tensor]}, timeout=60).json()
+    answer = http.post(infer, json={"inputs": [tensor]}, timeout=60).json()
     assert answer["outputs"][0]["data"] == ["fr"]
     failed = predicted(server, "language", "123")
     assert (failed.status_code, failed.json()["error"]) == (400, "the text has no letters")

@@ -8,12 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 import transformers
-from served import Server
+from served import Server, http
 
 pytestmark = pytest.mark.integration
 QUERY = "Who turns the wheel of the mill?"
@@ -76,11 +75,11 @@ def logits(folder: Path) -> list[float]:
 
 def test_documents_are_ranked_as_transformers_scores_them(server, folder):
     body: dict[str, Any] = {"model": "ranker", "query": QUERY, "documents": DOCUMENTS}
-    answer = httpx.post(f"{server.url}/v2/rerank", json=body, timeout=60).json()
+    answer = http.post(f"{server.url}/v2/rerank", json=body, timeout=60).json()
     expected = logits(folder)
     order = [result["index"] for result in answer["results"]]
     assert order == sorted(range(4), key=lambda at: -expected[at])
-    raw = httpx.post(f"{server.url}/v1/rerank", json={**body, "use_activation": False}, timeout=60)
+    raw = http.post(f"{server.url}/v1/rerank", json={**body, "use_activation": False}, timeout=60)
     scores = {each["index"]: each["relevance_score"] for each in raw.json()["results"]}
     np.testing.assert_allclose([scores[at] for at in range(4)], expected, atol=1e-4)
     assert raw.json()["results"][0]["document"] == {"text": DOCUMENTS[order[0]]}
@@ -88,8 +87,8 @@ def test_documents_are_ranked_as_transformers_scores_them(server, folder):
 
 def test_scores_and_what_is_wrong(server):
     body = {"model": "ranker", "text_1": QUERY, "text_2": DOCUMENTS[:2]}
-    found = httpx.post(f"{server.url}/v1/score", json=body, timeout=60).json()
+    found = http.post(f"{server.url}/v1/score", json=body, timeout=60).json()
     assert [each["index"] for each in found["data"]] == [0, 1]
     long = {"model": "ranker", "query": "wheel " * 100, "documents": ["a"]}
-    refused = httpx.post(f"{server.url}/rerank", json=long, timeout=60)
+    refused = http.post(f"{server.url}/rerank", json=long, timeout=60)
     assert (refused.status_code, json.loads(refused.text)["error"]["param"]) == (400, "query")

@@ -6,7 +6,7 @@ import threading
 
 import httpx
 import pytest
-from served import Later, Server, metric, synthetic
+from served import Later, Server, http, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ def test_identical_requests_share_a_run_whoever_leaves(server):
 
     def ask(timeout_s):
         together.wait(10)
-        return httpx.post(url, json=body, timeout=timeout_s)
+        return http.post(url, json=body, timeout=timeout_s)
 
     leaver = Later(lambda: ask(0.75))
     others = [Later(lambda: ask(30)) for _ in range(3)]

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from ray_cluster import Cluster, until
-from served import Load, infer_body, synthetic
+from served import Load, http, infer_body, synthetic
 
 from deployments.gateway.tenancy.tenants import new_key
 
@@ -27,7 +26,7 @@ KEY, HASH = new_key()
 def answers(url: str) -> list[Any]:
     """Of both models to all rows, but for what differs from one request to the next."""
     found = [
-        httpx.post(f"{url}/v2/models/{model}/infer", json=infer_body(rows), timeout=30)
+        http.post(f"{url}/v2/models/{model}/infer", json=infer_body(rows), timeout=30)
         for model in "ab"
         for rows in ROWS
     ]
@@ -65,7 +64,7 @@ def deploy(cluster: Cluster, models: dict[str, Any] | None = None, **sections: A
 def test_deployed_to_a_cluster_it_answers_the_same(cluster, served_here):
     done = cluster.apply(cluster.file)
     assert done.returncode == 0, done.stderr
-    until(lambda: httpx.get(f"{cluster.url}/readyz").status_code == 200, 30)
+    until(lambda: http.get(f"{cluster.url}/readyz").status_code == 200, 30)
     assert answers(cluster.url) == served_here
     assert done.stdout.splitlines() == [
         f"{name}: added" for name in ("gateway", "headrace-control", "a", "b")
@@ -141,12 +140,12 @@ def test_a_model_that_is_gone_is_404_and_the_other_stays(cluster):
         # The list before was somebody else's, and named no version of the code.
         assert told == ["headrace-control: restarted", "b: removed"]
         url = f"{cluster.url}/v2/models/b/infer"
-        until(lambda: httpx.post(url, json=infer_body([1])).status_code == 404, 30)
+        until(lambda: http.post(url, json=infer_body([1])).status_code == 404, 30)
         until(lambda: load.answered > 20, 30)
     finally:
         load.stop()
     assert load.failures == []
-    assert httpx.get(f"{cluster.url}/readyz").status_code == 200
+    assert http.get(f"{cluster.url}/readyz").status_code == 200
 
 
 def test_what_is_stopped_is_gone_and_the_cluster_stays(cluster):

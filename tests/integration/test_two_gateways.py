@@ -11,7 +11,7 @@ import time
 
 import httpx
 import pytest
-from served import ANSWER_S, Completions, Server, get, infer_body, metric, synthetic
+from served import ANSWER_S, Completions, Server, get, http, infer_body, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +140,7 @@ def test_answers_written_are_as_the_weights_when_each_tenant_comes_to_one_gatewa
 def test_what_one_gateway_has_quarantined_ends_no_replica_for_the_other(server):
     def ask(gateway: str, *ids: int) -> int:
         url = f"{gateway}/v2/models/frail/infer"
-        return httpx.post(url, json=infer_body(list(ids)), timeout=ANSWER_S).status_code
+        return http.post(url, json=infer_body(list(ids)), timeout=ANSWER_S).status_code
 
     one, other = server.gateway_urls()
     assert ask(one, FATAL, 1) == 422
@@ -161,7 +161,7 @@ def status(server: Server, body: dict[str, object]) -> int:
     """0: the connection ended without an answer."""
     url = f"{server.url}/v2/models/device/infer"
     try:
-        return httpx.post(url, json=body, timeout=ANSWER_S).status_code
+        return http.post(url, json=body, timeout=ANSWER_S).status_code
     except httpx.RemoteProtocolError:
         return 0
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from served import ANSWER_S, Server, get, infer_body, metric, patient, synthetic, total
+from served import ANSWER_S, Server, get, http, infer_body, metric, patient, synthetic, total
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +45,7 @@ def test_a_model_that_nobody_has_seen_starts_once_and_then_sleeps(server):
 def ask_around(server: Server) -> None:
     for path in ("metrics", "v2/models/sleepy", "v1/models", "readyz", "v2/models/sleepy/ready"):
         assert get(f"{server.url}/{path}") == 200, path
-    assert httpx.post(f"{server.url}/v2/repository/index", json={}).status_code == 200
+    assert http.post(f"{server.url}/v2/repository/index", json={}).status_code == 200
 
 
 @pytest.mark.chaos
@@ -84,7 +84,7 @@ def test_fifty_first_requests_at_once_are_all_answered_by_as_many_replicas_as_th
     def ask(number: int) -> httpx.Response:
         url = f"{server.url}/v2/models/sleepy/infer"
         body = infer_body([number, 1])
-        return httpx.post(url, json=body, headers=WAITS, timeout=2 * ANSWER_S)
+        return http.post(url, json=body, headers=WAITS, timeout=2 * ANSWER_S)
 
     most = 0
     with ThreadPoolExecutor(50) as callers:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from runtimes import exporting
 from runtimes.catalog import create
@@ -45,6 +45,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     },
     **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), _GROUPED),
 }  # fmt: skip
+PAIR = ["weightedmean", "lasttoken"]  # poolings side by side
 # One with positions of an offset, one that has eager attention alone.
 EXPORTED = ("roberta", "deberta-v2")
 
@@ -101,12 +102,12 @@ def opened(runtime: str, path: Path, task: str, cache: Path, **options: Any) -> 
     return made
 
 
-def answers(runtime: Runtime) -> list[np.ndarray[Any, Any]]:
-    """Of all rows in one batch, the first output."""
+def answers(runtime: Runtime, name: str = "") -> list[np.ndarray[Any, Any]]:
+    """Of all rows in one batch, the output of that name, or the first."""
     shapes = tuple((length,) for length in LENGTHS)
     ids = Ragged("INT64", np.concatenate(rows()), shapes)
     result = runtime.run(Batch(len(LENGTHS), np.array(LENGTHS), {"input_ids": ids}))
-    output = next(iter(result.outputs.values()))
+    output = result.outputs[name or next(iter(result.outputs))]
     return [row.reshape(shape) for row, shape in zip(output.rows(), output.shapes, strict=True)]
 
 
@@ -136,10 +137,14 @@ def test_torch_runs_each_family_as_transformers_does(tmp_path, family, task):
 @pytest.mark.parametrize("family", EXPORTED)
 def test_an_exported_family_answers_as_transformers_does_on_both_backends(tmp_path, family):
     network = folder(tmp_path / "m", family)
+    modules(tmp_path / "m", PAIR, dense=24, normalize=True)
     steps: list[float] = []
     for backend in ("onnxruntime", "openvino"):
         runtime = opened(backend, tmp_path / "m", "tensors", tmp_path / "cache")
-        assert worst(answers(runtime), expected(network, "tensors")) < WORST
+        hidden = expected(network, "tensors")
+        assert worst(answers(runtime, "last_hidden_state"), hidden) < WORST
+        pooled = answers(runtime, "sentence_embedding")
+        assert worst(pooled, pair_by_hand(tmp_path / "m", hidden)) < WORST
         steps.append(len(list((tmp_path / "cache/staged").glob("*/model.onnx"))))
     assert steps[0] == steps[1]  # one export for both
 
@@ -159,6 +164,18 @@ def pooled_by_hand(hidden: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, A
     return found
 
 
+def pair_by_hand(path: Path, hidden: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """`PAIR` of each row, through the folder's Dense module, normalised."""
+    weights = load_file(path / "2_Dense/model.safetensors")
+    found = []
+    for each in hidden:
+        parts = [pooled_by_hand(each, mode) for mode in PAIR]
+        vector = torch.tensor(np.concatenate(parts), dtype=torch.float32)
+        vector = torch.tanh(weights["linear.weight"] @ vector + weights["linear.bias"])
+        found.append((vector / vector.norm()).numpy())
+    return found
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_pooling_is_over_a_rows_own_tokens(tmp_path, mode):
     network = folder(tmp_path / "m", "distilbert")
@@ -170,19 +187,10 @@ def test_every_pooling_is_over_a_rows_own_tokens(tmp_path, mode):
 
 def test_poolings_side_by_side_go_through_dense_and_are_normalised(tmp_path):
     network = folder(tmp_path / "m", "distilbert")
-    modules(tmp_path / "m", ["weightedmean", "lasttoken"], dense=24, normalize=True)
-    from safetensors.torch import load_file
-
-    weights = load_file(tmp_path / "m/2_Dense/model.safetensors")
-    theirs = []
-    for hidden in expected(network, "tensors"):
-        parts = [pooled_by_hand(hidden, mode) for mode in ("weightedmean", "lasttoken")]
-        vector = torch.tensor(np.concatenate(parts), dtype=torch.float32)
-        vector = torch.tanh(weights["linear.weight"] @ vector + weights["linear.bias"])
-        theirs.append((vector / vector.norm()).numpy())
-    for backend in ("torch", "onnxruntime"):
-        ours = answers(opened(backend, tmp_path / "m", "embed", tmp_path / "cache"))
-        assert worst(ours, theirs) < WORST
+    modules(tmp_path / "m", PAIR, dense=24, normalize=True)
+    theirs = pair_by_hand(tmp_path / "m", expected(network, "tensors"))
+    ours = answers(opened("torch", tmp_path / "m", "embed", tmp_path / "cache"))
+    assert worst(ours, theirs) < WORST
 
 
 def splade(path: Path, strategy: str, function: str) -> Any:
@@ -270,8 +278,6 @@ def test_torch_computes_a_family_in_fewer_bits_and_a_row_alone_as_in_a_batch(tmp
 
 
 def test_a_folder_that_lacks_weights_is_refused_by_name(tmp_path):
-    from safetensors.torch import load_file
-
     folder(tmp_path / "m", "roberta")
     file = tmp_path / "m/model.safetensors"
     kept = {name: value for name, value in load_file(file).items() if "layer.1." not in name}
