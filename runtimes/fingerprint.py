@@ -20,10 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runtimes import folder as model_folder
 from runtimes.errors import LoadError
 
 FILE = "preprocessing.json"
 TOKENIZER_FILE = "tokenizer.json"
+LENGTHS = "sentence_bert_config.json"  # of sentence-transformers: where texts are cut
 FIELDS = ("tokenizer", "resize", "antialias", "size", "mean", "std", "layout", "colour")
 CLOSE = 1e-6  # numbers as near as that, relative to the larger, were written by different hands
 
@@ -45,6 +47,18 @@ def beside(source: Path, name: str) -> Path | None:
     folder = source if source.is_dir() else source.parent
     above = (folder.parent,) if source.is_file() and folder.name in ("onnx", "openvino") else ()
     return next((file for each in (folder, *above) if (file := each / name).is_file()), None)
+
+
+def longest(source: Path) -> int | None:
+    """Tokens of the longest row: as sentence-transformers cuts texts for the model, and no more
+    than the network of a folder takes. None where neither is said. Raises `LoadError`."""
+    file = beside(source, LENGTHS)
+    said = model_folder.read(file) if file else {}
+    cut = said.get("max_seq_length") if isinstance(said, dict) else None
+    if cut is not None and (type(cut) is not int or cut < 1):
+        raise LoadError(f"{file}: max_seq_length is {cut!r}; it must be a whole number from 1")
+    takes = model_folder.longest(source) if (source / "config.json").is_file() else None
+    return min((each for each in (cut, takes) if each is not None), default=None)
 
 
 def read(source: Path) -> dict[str, Any]:

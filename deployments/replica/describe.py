@@ -86,13 +86,25 @@ def row_shapes(image: ImageSettings | None) -> RowShapes | None:
     return RowShapes(image.input, tuple(shapes))
 
 
-def with_image_lengths(model: ModelSettings) -> ModelSettings:
-    """The settings with lengths that follow from the image sizes; unchanged without images."""
+def with_lengths(model: ModelSettings, artifact: Path | None = None) -> ModelSettings:
+    """The settings with lengths that follow from the image sizes; or, where `lengths.max` is left
+    out, no longer than the model's own files say. Raises `LoadError`."""
     shapes = row_shapes(model.image)
-    if shapes is None:
+    if shapes is not None:
+        edges = shapes.lengths
+        return model.model_copy(update={"lengths": LengthSettings(max=edges[-1], buckets=edges)})
+    lengths = model.lengths
+    if (
+        artifact is None
+        or model.task == "generate"
+        or "max" in lengths.model_fields_set
+        or isinstance(lengths.buckets, tuple)
+    ):
         return model
-    edges = shapes.lengths
-    return model.model_copy(update={"lengths": LengthSettings(max=edges[-1], buckets=edges)})
+    longest = fingerprint.longest(artifact)
+    if longest is None or longest >= lengths.max:
+        return model
+    return model.model_copy(update={"lengths": lengths.model_copy(update={"max": longest})})
 
 
 def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:
@@ -276,7 +288,7 @@ def runtime_settings(
     made for other inputs than it would get here."""
     path = None if model.source is None else local_file(model.source, cache_dir, progress)
     preprocessing_support.check(model, path)
-    model = with_image_lengths(model)
+    model = with_lengths(model, path)
     threads = backend_env.threads(model.replicas, reserved_cpus)
     options = backend_env.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
@@ -316,7 +328,7 @@ def describe(
     if model.lengths.truncate and limits.length_input and limits.length_axis == 0:
         raise LoadError("lengths.truncate is for token lists; a raw text is not cut: leave it out")
     own_version = version(model)
-    model = with_image_lengths(model)
+    model = with_lengths(model, path)
     tokenizer = tokenizer_bytes(path)
     scores = classes(model.classify, limits, path) if model.runtime_task == "classify" else None
     if scores is not None and model.task == "rerank":
@@ -446,6 +458,8 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     stored = beside_the_artifact(path) if model.runtime_task == "classify" else b""
     if model.task == "embed" and model.source is not None:
         stored = _bytes_beside(path, embedding_choices.FILE)
+    if "max" not in model.lengths.model_fields_set:
+        stored += _bytes_beside(path, fingerprint.LENGTHS)
     artifact = ""
     if path is not None and model.runtime == "synthetic":
         # Its folder may hold a tokeniser only, and no model.

@@ -431,7 +431,8 @@ def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
 
 
 class _Failures:
-    """Logs why rows failed: `_LINES` at once, then one a second."""
+    """Logs why rows failed, with the traceback of what was behind it: `_LINES` at once, then one a
+    second."""
 
     def __init__(self) -> None:
         self._lines, self._at = float(_LINES), 0.0
@@ -441,7 +442,7 @@ class _Failures:
         self._lines, self._at = min(_LINES, self._lines + now - self._at), now
         if self._lines >= 1.0:
             self._lines -= 1.0
-            logger.error("a row failed: %s", fault)
+            logger.error("a row failed: %s", fault, exc_info=fault.__cause__)
 
 
 _failures = _Failures()

@@ -296,6 +296,7 @@ class BatchReplica(ModelReplica):
         settings = describe.runtime_settings(
             self._name, model, cache_dir, self._progress.report, reserved_cpus()
         )
+        model = describe.with_lengths(model, settings.source)
         backend_env.set_engine_variables(settings)
         sources = replace(cost_sources(settings, model, cache_dir), measured=measured)
         runtime = self._runtime = catalog.create(sources.settings)

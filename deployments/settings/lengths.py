@@ -45,7 +45,8 @@ class LengthSettings(Section):
         ge=1,
         le=LONGEST,
         description="Longest row accepted, in tokens. A model that cannot take rows of this length "
-        "does not start.",
+        "does not start. Left out, it is less where the model's files say so (`max_seq_length` in "
+        "`sentence_bert_config.json`, the positions in `config.json`).",
     )
     buckets: Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_buckets)] = Field(
         default="auto",

@@ -104,7 +104,8 @@ def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
 def _asked(model: ModelSettings) -> catalog.FileRequirements:
     from runtimes import catalog
 
-    longest = None if model.image is not None else model.lengths.max
+    chosen = model.image is None and "max" in model.lengths.model_fields_set
+    longest = model.lengths.max if chosen else None  # else what the files say counts
     return catalog.FileRequirements(
         model.runtime, model.runtime_task, model.options, model.precision, longest
     )

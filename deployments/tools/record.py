@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.gateway.recording.part import GENERATED, HEADER, PARTS, TRACE
-from deployments.replica.describe import row_shapes, with_image_lengths
+from deployments.replica.describe import row_shapes, with_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
 from deployments.settings import remote_source
@@ -85,7 +85,7 @@ def joined(source: Path, model: ModelSettings, folder: Path, shown: str = "") ->
     if columns:
         with _replacing(folder / ragged_file.FILE) as made, made.open("wb") as stream:
             ragged_file.write(stream, columns)
-    among = _intervals(with_image_lengths(model))
+    among = _intervals(with_lengths(model))
     kept = _lengths(model, columns)
     return JoinedRecording(
         folder,

@@ -4,7 +4,7 @@ The class runs in this process, so all that guards other backends guards it: a h
 exit end the replica, and what it held runs elsewhere. Rows are given as they came, as views of the
 batch's buffers. What `predict` returns is checked: rows, datatypes, shapes. An exception is the
 batch's: its rows then run in halves until the faulty ones stand alone. A `RowError` in a row's
-place fails that row alone. Callers are told nothing of an exception; it is logged.
+place fails that row alone. Callers are told nothing of an exception; the replica logs it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from runtimes.types import (
 
 IMPORTED = "python:"  # before an entry that is imported by its name, not from a folder
 logger = logging.getLogger("headrace.replica")
-_LOG_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ class PythonRuntime:
         self._class = ""
         self._declared: Declared | None = None
         self._limits: Limits | None = None
-        self._logged_at = -_LOG_EVERY_S
 
     def load(self) -> None:
         if self._settings.precision != "fp32":
@@ -140,7 +138,6 @@ class PythonRuntime:
         except AnswerError as error:
             raise RunError(f"{self._class}: {error}") from error
         except Exception as error:
-            self._log(f"what {self._class}.predict returned", error)
             raise RunError(
                 f"what {self._class}.predict returned cannot be read: {type(error).__name__}"
             ) from error
@@ -238,7 +235,6 @@ class PythonRuntime:
         except SystemExit as error:
             raise Unhealthy(f"{self._class}.predict ended the process") from error
         except BaseException as error:  # of extensions in Rust, a panic
-            self._log(f"{self._class}.predict", error)
             raise RunError(f"{self._class}.predict raised {type(error).__name__}") from error
 
     def _loading(self, what: str, method: Any, *args: Any) -> Any:
@@ -255,11 +251,7 @@ class PythonRuntime:
             raise LoadError(f"{what} raised {type(error).__name__}: {error}") from error
 
     def _log(self, what: str, error: BaseException) -> None:
-        """At most one a second, with its traceback."""
-        now = time.perf_counter()
-        if now - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = now
-            logger.error("%s raised", what, exc_info=error, extra={"model": self._settings.name})
+        logger.error("%s raised", what, exc_info=error, extra={"model": self._settings.name})
 
 
 def _specs(types: Mapping[str, TensorType]) -> tuple[TensorSpec, ...]:

@@ -17,7 +17,7 @@ import psutil
 
 from deployments.contract.description import GatewayIdentity, dispatcher_settings
 from deployments.replica import backend_env
-from deployments.replica.describe import describe, runtime_settings, with_image_lengths
+from deployments.replica.describe import describe, runtime_settings, with_lengths
 from deployments.replica.known_costs import KnownCosts, ProfileIdentity, identity_of
 from deployments.settings.model import ModelSettings
 from deployments.settings_files.load import load
@@ -83,7 +83,7 @@ def chosen(options: ProfileOptions) -> ChosenModel:
         settings = runtime_settings(name, model, folder, lambda phase, fraction: None)
     except RuntimeFault as error:
         raise CannotProfile(str(error)) from None
-    longest = with_image_lengths(model).lengths.max
+    longest = with_lengths(model, settings.source).lengths.max
     lengths = lengths_for(options.lengths, longest, Random(options.seed))
     return ChosenModel(name, model, settings, lengths, folder)
 

@@ -21,7 +21,7 @@ from deployments.contract.description import (
     dispatcher_settings,
 )
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
-from deployments.replica.describe import describe, runtime_settings, with_image_lengths
+from deployments.replica.describe import describe, runtime_settings, with_lengths
 from deployments.replica.groups import combined
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
@@ -342,7 +342,7 @@ def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOpt
 
 def _description(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
     """The model's page as a synthetic replica of these settings would write it."""
-    data = with_image_lengths(model).model_dump() | {
+    data = with_lengths(model).model_dump() | {
         "runtime": "synthetic",
         "source": None,
         "task": "tensors",

@@ -27,6 +27,7 @@ BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data
 RUN_MODELS = {
     "embeddings",
     "pooling",
+    "embed_sparse",
     "classify_texts",
     "rerank",
     "rerank_v2",

@@ -18,7 +18,7 @@ from deployments.replica.describe import (
     classes,
     image_input,
     row_shapes,
-    with_image_lengths,
+    with_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
 from deployments.settings.classify import ClassifySettings
@@ -363,10 +363,47 @@ def test_sizes_are_the_bucket_edges_and_the_last_is_the_longest():
     model = ModelSettings.model_validate(
         {"runtime": "onnxruntime", "source": "m", "image": {"size": [16, 64, 224]}}
     )
-    lengths = with_image_lengths(model).lengths
+    lengths = with_lengths(model).lengths
     assert bucket_edges(lengths) == (1, 16, 196)
     assert lengths.max == 196
     assert lengths.max_buckets is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_seq_length", "positions", "longest"),
+    [
+        (None, 256, 512, 256),
+        (None, 512, 130, 128),  # two positions of a RoBERTa are no token's
+        (None, None, 130, 128),
+        (None, 1024, 2050, 512),  # the default
+        (None, None, None, 512),
+        ({"buckets": 3}, 256, 512, 256),
+        ({"max": 400}, 256, 512, 400),  # what is said in the settings goes first
+        ({"buckets": [128, 512]}, 256, 512, 512),
+    ],
+)
+def test_rows_are_no_longer_than_the_files_say_unless_the_settings_do(
+    tmp_path, lengths, max_seq_length, positions, longest
+):
+    if positions:
+        config = {"model_type": "roberta", "max_position_embeddings": positions, "pad_token_id": 1}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    if max_seq_length:
+        said = json.dumps({"max_seq_length": max_seq_length, "do_lower_case": False})
+        (tmp_path / "sentence_bert_config.json").write_text(said)
+    written = {"runtime": "openvino", "source": str(tmp_path)} | (
+        {} if lengths is None else {"lengths": lengths}
+    )
+    found = with_lengths(ModelSettings.model_validate(written), tmp_path).lengths
+    assert (found.max, bucket_edges(found)[-1]) == (longest, longest)
+
+
+def test_a_length_in_the_files_that_is_none_is_refused(tmp_path):
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": "long"}')
+    (tmp_path / "model.onnx").touch()
+    made = ModelSettings.model_validate({"runtime": "onnxruntime", "source": "m"})
+    with pytest.raises(LoadError, match="max_seq_length is 'long'; it must be a whole number fr"):
+        with_lengths(made, tmp_path / "model.onnx")
 
 
 def test_a_model_of_whole_levels_takes_no_mean():

@@ -199,7 +199,7 @@ def test_readiness_does_without_canaries(
     said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
     ready = SimpleNamespace(status_code=200)
-    monkeypatch.setattr(httpx, "get", lambda url, timeout: ready)
+    monkeypatch.setattr(httpx, "get", lambda url, timeout, verify: ready)
     assert cluster.ready(2)
     assert not cluster.ready(3)
 
