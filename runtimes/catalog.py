@@ -286,7 +286,6 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
         )
     chosen = option_parser.parse(options_class(asked.runtime), asked.options)
     declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
-    if asked.task == "embed" and declared is None:
-        raise LoadError(f"{source.path} {folder.NO_POOLING}")
+    folder.check_pooling(source.path, asked.task, declared)
     if bert.is_built(source.path, asked.task, declared):
         bert.read_config(source.path)

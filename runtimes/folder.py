@@ -131,11 +131,22 @@ def check(folder: Path, task: str) -> None:
             f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; task "
             "classify needs one that ends with ForSequenceClassification"
         )
-    found = declared_pooling(folder)
-    if found and found.splade and not any(name.endswith("ForMaskedLM") for name in heads):
+    declared_pooling(folder)
+
+
+def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
+    """Raises `LoadError` for a task or a head that the pooling (`pooling_of`) is not for."""
+    if task == "embed" and pooling is None:
+        raise LoadError(f"{folder} {NO_POOLING}")
+    if pooling is None or pooling.splade is None:
+        return
+    if task != "embed":
+        raise LoadError(f"{folder} makes sparse vectors; its task must be embed, not {task}")
+    heads = list(map(str, configuration(folder).get("architectures") or ()))
+    if not any(name.endswith("ForMaskedLM") for name in heads):
         raise LoadError(
             f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; "
-            "SpladePooling needs one that ends with ForMaskedLM"
+            "pooling splade needs one that ends with ForMaskedLM"
         )
 
 

@@ -114,6 +114,12 @@ def batch_bytes(of: Architecture, rows: int, tokens: int, length: int, item_byte
     return (tokens * _per_token(of) + scores) * item_bytes
 
 
+def sparse_bytes(of: Architecture, tokens: int) -> int:
+    """What a sparse vector takes besides: a number for each entry of the vocabulary at each token,
+    twice, in fp32."""
+    return 2 * tokens * of.vocabulary * 4
+
+
 def step_bytes(of: Architecture, sequences: int, tokens: int, item_bytes: int) -> int:
     """The same of an engine's step, whose attention writes no scores; the logits are fp32."""
     return tokens * _per_token(of) * item_bytes + sequences * of.vocabulary * 4

@@ -197,6 +197,25 @@ def text_length(text: bytes) -> int:
     return max(1, -(-len(text) // _BYTES_PER_LENGTH))
 
 
+INDICES, VALUES = "indices", "values"  # the outputs of a sparse vector, of one width
+Vector = np.ndarray[Any, Any]
+
+
+def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+    """Two sparse vectors, indices and values each, as values of the same entries. A vector that is
+    full may have more entries, none above its least."""
+    entries = np.union1d(one[0], other[0])
+    entries = entries[entries >= 0]
+    sides = []
+    for indices, values in (one, other):
+        kept = indices >= 0
+        least = values.min() if kept.all() and values.size else 0
+        side = np.full(entries.shape, least, values.dtype)
+        side[np.searchsorted(entries, indices[kept])] = values[kept]
+        sides.append(side)
+    return sides[0], sides[1]
+
+
 class Runtime(Protocol):
     """A batch backend. One thread at a time calls it; `close` may be called from any thread.
 

@@ -45,10 +45,11 @@ from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration, catalog, fingerprint
 from runtimes.errors import LoadError
-from runtimes.graph.pooling import INDICES, VALUES
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
 from runtimes.types import (
+    INDICES,
+    VALUES,
     Limits,
     RowShapes,
     Runtime,
@@ -94,17 +95,20 @@ def with_lengths(model: ModelSettings, artifact: Path | None = None) -> ModelSet
         edges = shapes.lengths
         return model.model_copy(update={"lengths": LengthSettings(max=edges[-1], buckets=edges)})
     lengths = model.lengths
-    if (
-        artifact is None
-        or model.task == "generate"
-        or "max" in lengths.model_fields_set
-        or isinstance(lengths.buckets, tuple)
-    ):
+    if artifact is None or lengths_are_said(model):
         return model
     longest = fingerprint.longest(artifact)
     if longest is None or longest >= lengths.max:
         return model
     return model.model_copy(update={"lengths": lengths.model_copy(update={"max": longest})})
+
+
+def lengths_are_said(model: ModelSettings) -> bool:
+    """Whether the settings alone say how long a row may be. The length of a class's rows is its
+    own, and an engine's its engine's."""
+    lengths = model.lengths
+    said = "max" in lengths.model_fields_set or isinstance(lengths.buckets, tuple)
+    return said or model.task == "generate" or model.runtime == "python"
 
 
 def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:
@@ -334,7 +338,7 @@ def describe(
     if scores is not None and model.task == "rerank":
         _check_pairs(scores, tokenizer)
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
-    indices = _indices_output(limits) if embed and embed.name == VALUES else ""
+    indices = INDICES if embed and _is_sparse(limits) else ""
     reuse = ReuseSettings(
         cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
     )
@@ -458,7 +462,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     stored = beside_the_artifact(path) if model.runtime_task == "classify" else b""
     if model.task == "embed" and model.source is not None:
         stored = _bytes_beside(path, embedding_choices.FILE)
-    if "max" not in model.lengths.model_fields_set:
+    if not lengths_are_said(model):
         stored += _bytes_beside(path, fingerprint.LENGTHS)
     artifact = ""
     if path is not None and model.runtime == "synthetic":
@@ -511,18 +515,18 @@ def _edges(model: ModelSettings, limits: Limits, costs: KnownCosts) -> tuple[int
     return bucket_edges(model.lengths) if has_lengths else (1,)
 
 
-def _indices_output(limits: Limits) -> str:
-    """The output with the indices of a sparse vector's values; "": the vector is dense."""
-    specs = {spec.name: spec for spec in limits.outputs}
-    found = specs.get(INDICES)
-    sparse = found and found.datatype == "INT64" and found.shape == specs[VALUES].shape
-    return INDICES if sparse else ""
+def _is_sparse(limits: Limits) -> bool:
+    """Whether its outputs are the two of a sparse vector, [rows, width] both."""
+    if sorted(spec.name for spec in limits.outputs) != [INDICES, VALUES]:
+        return False
+    at, of = sorted(limits.outputs, key=lambda spec: spec.name)
+    whole = len(of.shape) == 2 and of.shape[1] > 0
+    return whole and at.shape == of.shape and (at.datatype, of.datatype) == ("INT64", "FP32")
 
 
 def _embed_output(limits: Limits) -> TensorSpec:
-    specs = {spec.name: spec for spec in limits.outputs}
-    if INDICES in specs and VALUES in specs:
-        return specs[VALUES]
+    if _is_sparse(limits):
+        return next(spec for spec in limits.outputs if spec.name == VALUES)
     for spec in limits.outputs:
         if len(spec.shape) == 2 and spec.shape[-1] > 0:
             return spec

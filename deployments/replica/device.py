@@ -284,6 +284,7 @@ class DeviceWorker:
         turn: contextlib.AbstractContextManager[Any] | None = None,
         allow_non_finite: bool = False,
     ) -> None:
+        self.failed = FailedRows()
         self.queue = DeviceQueue(slots, self._stage, shared=turn is not None)
         self._runtime = runtime
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -387,7 +388,7 @@ class DeviceWorker:
         try:
             job.result = run_bisected(
                 self._runtime, job.batch, allow_non_finite=self._allow_non_finite,
-                on_run=self._mark_run,
+                on_run=self._mark_run, failed=self.failed,
             )  # fmt: skip
         except Unhealthy as fault:
             self._report_death(fault)
@@ -430,22 +431,21 @@ def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
     return None
 
 
-class _Failures:
-    """Logs why rows failed, with the traceback of what was behind it: `_LINES` at once, then one a
-    second."""
+class FailedRows:
+    """Logs why rows of a model failed, with the traceback of what was behind it: `_LINES` at once,
+    then one a second. No caller is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self._lines, self._at = float(_LINES), 0.0
 
-    def say(self, fault: RunError) -> None:
+    def say(self, fault: Exception) -> None:
         now = time.monotonic()
         self._lines, self._at = min(_LINES, self._lines + now - self._at), now
         if self._lines >= 1.0:
             self._lines -= 1.0
-            logger.error("a row failed: %s", fault, exc_info=fault.__cause__)
-
-
-_failures = _Failures()
+            behind = fault.__cause__ if isinstance(fault, RunError) else fault
+            logger.error("a row failed: %s", fault, exc_info=behind, extra={"model": self._model})
 
 
 @dataclass(slots=True)
@@ -455,6 +455,7 @@ class _Bisection:
     runtime: Runtime
     allow_non_finite: bool
     on_run: Callable[[], None]
+    failed: FailedRows
     parts: list[Result] = field(default_factory=list)
     errors: list[RowError] = field(default_factory=list)
 
@@ -468,10 +469,8 @@ class _Bisection:
             raise
         except Exception as fault:
             if batch.rows == 1:
-                if not isinstance(fault, BadRows | RunError):
-                    logger.error("the runtime raised what it should not", exc_info=fault)
-                elif isinstance(fault, RunError):  # whose words no caller is told
-                    _failures.say(fault)
+                if not isinstance(fault, BadRows):
+                    self.failed.say(fault)
                 self.errors.append(RowError(first, isinstance(fault, BadRows), str(fault)))
                 return
         middle = batch.rows // 2
@@ -482,10 +481,10 @@ class _Bisection:
         """Keep a result; its rows that are not finite failed too."""
         rows = range(len(part.failed) + _rows_of(part))
         answered = [first + row for row in rows if row not in part.failed]
-        self.errors += [
-            RowError(first + row, isinstance(fault, BadRows), str(fault))
-            for row, fault in part.failed.items()
-        ]
+        for row, fault in part.failed.items():
+            if isinstance(fault, RunError):
+                self.failed.say(fault)
+            self.errors.append(RowError(first + row, isinstance(fault, BadRows), str(fault)))
         bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
         self.errors += [RowError(answered[row], False, _NOT_FINITE, True) for row in bad]
         self.parts.append(_without(part, bad) if bad else part)
@@ -497,10 +496,11 @@ def run_bisected(
     *,
     allow_non_finite: bool = False,
     on_run: Callable[[], None] = lambda: None,
+    failed: FailedRows | None = None,
 ) -> BatchResult:
     """Run the batch; where it raises, halve it until the bad rows stand alone. Raises `Unhealthy`
     only. `on_run` is called before each run of the batch or of a part of it."""
-    done = _Bisection(runtime, allow_non_finite, on_run)
+    done = _Bisection(runtime, allow_non_finite, on_run, failed or FailedRows())
     done.run(batch, 0)
     names = done.parts[0].outputs if done.parts else ()
     outputs = {name: Ragged.joined([part.outputs[name] for part in done.parts]) for name in names}

@@ -46,7 +46,7 @@ class LengthSettings(Section):
         le=LONGEST,
         description="Longest row accepted, in tokens. A model that cannot take rows of this length "
         "does not start. Left out, it is less where the model's files say so (`max_seq_length` in "
-        "`sentence_bert_config.json`, the positions in `config.json`).",
+        "`sentence_bert_config.json`, the positions in a folder's `config.json`).",
     )
     buckets: Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_buckets)] = Field(
         default="auto",

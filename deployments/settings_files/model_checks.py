@@ -104,8 +104,10 @@ def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
 def _asked(model: ModelSettings) -> catalog.FileRequirements:
     from runtimes import catalog
 
-    chosen = model.image is None and "max" in model.lengths.model_fields_set
-    longest = model.lengths.max if chosen else None  # else what the files say counts
+    lengths = model.lengths
+    said = "max" in lengths.model_fields_set or isinstance(lengths.buckets, tuple)
+    # Else what the files say counts.
+    longest = lengths.max if said and model.image is None else None
     return catalog.FileRequirements(
         model.runtime, model.runtime_task, model.options, model.precision, longest
     )

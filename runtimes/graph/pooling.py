@@ -78,7 +78,6 @@ class GraphOps(PoolingOps[N], Protocol[N]):
 
 
 HIDDEN_OUTPUT, EMBEDDING_OUTPUT = "last_hidden_state", "sentence_embedding"
-INDICES, VALUES = "indices", "values"  # outputs of a sparse embedding, of one width
 SPARSE_WIDTH = 256  # entries of a sparse vector that are kept, the largest
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
 FEWEST_TOKENS = 1e-9  # sentence-transformers' clamp: an empty row gives zeros, no NaN

@@ -26,11 +26,10 @@ from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
 from runtimes.graph.pooling import (
     FEWEST_TOKENS,
-    INDICES,
     SMALLEST_NORM,
     SPARSE_WIDTH,
-    VALUES,
 )
+from runtimes.types import INDICES, VALUES
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
 _FUNCTIONS = {
@@ -129,9 +128,10 @@ def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
 def sparse(logits: torch.Tensor, mask: torch.Tensor, splade: Splade) -> dict[str, torch.Tensor]:
     """Of logits [rows, length, vocabulary], the largest weights by their entry, ascending; -1 with
     a weight of 0 where there are fewer. Source: sentence-transformers' module SpladePooling."""
-    weights = (logits * mask.unsqueeze(-1).to(logits.dtype)).relu()
-    if not splade.sums:  # before log1p, which grows with its argument
+    weights = logits * mask.unsqueeze(-1).to(logits.dtype)
+    if not splade.sums:  # first, for fewer numbers: what follows grows with its argument
         weights = weights.amax(1)
+    weights = weights.relu()
     for _ in range(2 if splade.twice else 1):
         weights = torch.log1p(weights)
     if splade.sums:
@@ -144,13 +144,10 @@ def sparse(logits: torch.Tensor, mask: torch.Tensor, splade: Splade) -> dict[str
 def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
     """The folder's module in float32, ready to run. Raises `LoadError`."""
     model_folder.check(path, task)
-    if task == "embed" and pooling is None:
-        raise LoadError(f"{path} {model_folder.NO_POOLING}")
+    model_folder.check_pooling(path, task, pooling)
     transformers = library("transformers", f"{path} needs transformers", "headrace[export]")
     kind = "AutoModelForSequenceClassification" if task == "classify" else "AutoModel"
     if pooling and pooling.splade:
-        if task != "embed":
-            raise LoadError(f"{path} makes sparse vectors; its task must be embed, not {task}")
         kind = "AutoModelForMaskedLM"
     encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
     return encoder.eval().requires_grad_(False)

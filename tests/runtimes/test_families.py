@@ -21,7 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from runtimes import exporting
+from runtimes import catalog, exporting
 from runtimes.catalog import create
 from runtimes.errors import LoadError
 from runtimes.folder import FAMILIES, MODES
@@ -248,6 +248,19 @@ def test_a_sparse_vector_has_the_largest_weights_of_the_vocabulary(
             assert not values[row][~kept].any()
 
 
+def test_a_sparse_folder_is_checked_before_it_is_loaded(tmp_path):
+    def asked(task: str, **options: Any) -> catalog.FileRequirements:
+        return catalog.FileRequirements("torch", task, options, "fp32", None)
+
+    splade(tmp_path / "m", "max", "relu")
+    catalog.check_files(tmp_path / "m", asked("embed"))
+    with pytest.raises(LoadError, match="its task must be embed, not tensors"):
+        catalog.check_files(tmp_path / "m", asked("tensors"))
+    folder(tmp_path / "n", "bert")
+    with pytest.raises(LoadError, match="is BertModel; pooling splade needs one that ends with"):
+        catalog.check_files(tmp_path / "n", asked("embed", pooling="splade"))
+
+
 def test_a_folder_is_sparse_as_it_says_or_is_refused(tmp_path):
     splade(tmp_path / "m", "median", "relu")
     with pytest.raises(LoadError, match="'median' with activation_function 'relu' is not supp"):
@@ -256,7 +269,7 @@ def test_a_folder_is_sparse_as_it_says_or_is_refused(tmp_path):
     with pytest.raises(LoadError, match="makes sparse vectors; its task must be embed, not tens"):
         opened("torch", tmp_path / "n", "tensors", tmp_path)
     folder(tmp_path / "n", "bert")  # without the head for masked words
-    with pytest.raises(LoadError, match="is BertModel; SpladePooling needs one that ends with"):
+    with pytest.raises(LoadError, match="is BertModel; pooling splade needs one that ends with"):
         opened("torch", tmp_path / "n", "embed", tmp_path)
 
 

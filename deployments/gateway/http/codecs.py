@@ -352,15 +352,16 @@ class SparseCodec(EmbeddingsCodec):
         return embeddings.sparse_pieces(self._vectors(answers, d), _most_entries(d))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
+        if error.param == "input":  # as rows of tokens have it
+            error.param = "inputs"
         return error_shapes.openai_error(error)
 
     def _vectors(
         self, answers: tuple[RowAnswer, ...], d: ModelDescription
-    ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
         assert d.embedding is not None
-        for answer in answers:
-            found = answer.outputs
-            yield found[d.embedding.indices_output][1], found[d.embed_output][1]
+        names = d.embedding.indices_output, d.embed_output
+        return [tuple(a.outputs[name][1] for name in names) for a in answers]  # type: ignore[misc]
 
 
 def _most_entries(d: ModelDescription) -> int:

@@ -241,10 +241,12 @@ def _same_meaning(
 
 
 def _given(d: ModelDescription) -> tuple[object, ...]:
-    """What answers have that name no tensors: labels, or vectors of a width that may be cut."""
+    """What answers have that name no tensors: labels, or vectors: dense of a width that may be
+    cut, or sparse over a vocabulary."""
     choices = d.embedding
     cut = (choices.default_dimensions, choices.dimensions) if choices else (0, ())
-    return d.embed_width, cut, _labels(d)
+    words = d.tokenizer_digest if d.kind == "sparse" else ""  # what its indices are of
+    return d.kind, words, d.embed_width, cut, _labels(d)
 
 
 def _labels(d: ModelDescription) -> tuple[str, ...]:

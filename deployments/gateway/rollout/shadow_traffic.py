@@ -31,6 +31,7 @@ from deployments.gateway.queues.lost_replicas import CRASH_BUDGET, fingerprints
 from deployments.gateway.rollout.canary_assignment import count_answer, count_failure
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
+from runtimes.types import INDICES, VALUES, side_by_side
 
 MOST = 16  # copies under way
 MAX_BYTES = 64 << 20  # of their requests and answers, which no caller's bounds count any more
@@ -188,6 +189,10 @@ def agrees(live: Outputs, canary: Outputs, terms: AgreementTerms) -> bool:
     """Whether the two versions agree on a row."""
     if live.keys() != canary.keys():
         return False
+    if live.keys() == {INDICES, VALUES}:
+        sides = [(each[INDICES][1], each[VALUES][1]) for each in (live, canary)]
+        one, other = (("FP32", values) for values in side_by_side(*sides))
+        return _agree(one, other, terms)
     return all(_agree(live[name], canary[name], terms) for name in live)
 
 

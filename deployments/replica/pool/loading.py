@@ -30,7 +30,7 @@ from deployments.process.sockets import server_tls
 from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceTurn, DeviceWorker, Job, hang_limits
+from deployments.replica.device import DeviceTurn, DeviceWorker, FailedRows, Job, hang_limits
 from deployments.replica.known_costs import cost_sources
 from deployments.replica.replica_core import ReplicaCore
 from deployments.replica.startup import StartupProgress, settings_here
@@ -86,6 +86,7 @@ class ServedResident:
             turn=place.turn,
             allow_non_finite=loaded.settings.allow_non_finite,
         )
+        self._worker.failed = FailedRows(loaded.name)
         self._core = ReplicaCore(self._worker)
         every_s = min(1.0, replicas.hang_limit_s / 4)
         self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
@@ -175,13 +176,10 @@ class ModelLoader:
         """Load the model. Raises what loading, warming or the comparison raise; then nothing is
         left of it."""
         began, before = time.perf_counter(), _resident_bytes()
-        start = cost_sources(
-            describe.runtime_settings(
-                model.name, settings, self.cache_dir, progress, self.reserved_cpus
-            ),
-            settings,
-            self.cache_dir,
+        found = describe.runtime_settings(
+            model.name, settings, self.cache_dir, progress, self.reserved_cpus
         )
+        start = cost_sources(found, describe.with_lengths(settings, found.source), self.cache_dir)
         runtime = catalog.create(start.settings)
         try:
             runtime.load()

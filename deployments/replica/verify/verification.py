@@ -46,7 +46,17 @@ from deployments.settings.reference import PREFERRED, CannotVerify, parse_refere
 from deployments.settings_files.sources import resolve as source_path
 from runtimes import catalog, source
 from runtimes.errors import LoadError, RunError, RuntimeFault
-from runtimes.types import Batch, Limits, Ragged, Result, Runtime, RuntimeSettings
+from runtimes.types import (
+    INDICES,
+    VALUES,
+    Batch,
+    Limits,
+    Ragged,
+    Result,
+    Runtime,
+    RuntimeSettings,
+    side_by_side,
+)
 
 Array = np.ndarray[Any, Any]
 POOLING = ("pooling", "normalize", "embed_output")
@@ -156,9 +166,17 @@ def compare(
         if plan.finite:
             _refuse_non_finite(actual, places)
         sameness.add(actual.outputs)
+        is_sparse = {name for _, name in pairs} == {INDICES, VALUES}
         for reference_name, candidate_name in pairs:
             left = rows_of(expected.outputs[reference_name])
             right = rows_of(actual.outputs[candidate_name])
+            if is_sparse and candidate_name == INDICES:
+                continue  # it says what the values are of
+            if is_sparse:
+                at = rows_of(expected.outputs[INDICES]), rows_of(actual.outputs[INDICES])
+                both = zip(*at, left, right, strict=True)
+                aligned = [side_by_side((a, x), (b, y)) for a, b, x, y in both]
+                left, right = [each[0] for each in aligned], [each[1] for each in aligned]
             for place, *pair in zip(places, left, right, strict=True):
                 sample = place, plan.samples[place].length
                 errors.add(candidate_name, interval, sample, *pair)

@@ -10,6 +10,7 @@ none of these is not guessed. A margin is added to what the user did not give. S
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,10 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 from deployments.settings_files import sources
-from runtimes import footprint, options
+from runtimes import folder, footprint, options
 from runtimes.errors import LoadError
 from runtimes.footprint import ITEM_BYTES, Architecture
-from runtimes.source import Source, inspect_without_digest
+from runtimes.source import Source, SourceKind, inspect_without_digest
 from runtimes.vllm.runtime import VLLMOptions
 
 CONTEXT_MIB = 820  # of CUDA and a framework; others report 0.5 to 0.8 GiB
@@ -65,7 +66,7 @@ def parts(model: ModelSettings) -> list[Part]:
     found = [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework")]
     if model.runtime == "vllm":
         return [*found, *_of_engine(model, shape)]
-    return [*found, _activations(model, shape, weights.mib)]
+    return [*found, _activations(model, source, shape, weights.mib)]
 
 
 def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
@@ -96,7 +97,9 @@ def _how_counted(source: Source, model: ModelSettings) -> str:
     return "the file as it is stored"
 
 
-def _activations(model: ModelSettings, shape: Architecture | None, weights_mib: int) -> Part:
+def _activations(
+    model: ModelSettings, source: Source, shape: Architecture | None, weights_mib: int
+) -> Part:
     """Activations of the largest batch that the settings allow."""
     if shape is None:
         mib = max(weights_mib, MIN_UNKNOWN_MIB)
@@ -106,7 +109,18 @@ def _activations(model: ModelSettings, shape: Architecture | None, weights_mib: 
     rows = max(1, min(batch.max_size, batch.max_tokens // longest))
     tokens = max(longest, min(batch.max_tokens, batch.max_size * longest))
     taken = footprint.batch_bytes(shape, rows, tokens, longest, ITEM_BYTES[model.precision])
+    if _is_sparse(source, model):
+        taken += footprint.sparse_bytes(shape, tokens)
     return Part("activations", _mib(taken), "rule", f"{rows} rows of {longest}, {tokens:,} tokens")
+
+
+def _is_sparse(source: Source, model: ModelSettings) -> bool:
+    if source.kind is not SourceKind.HUGGING_FACE or model.task != "embed":
+        return False
+    with contextlib.suppress(LoadError):
+        pooling = folder.pooling_of(source.path, model.options.get("pooling"), None)
+        return pooling is not None and pooling.splade is not None
+    return False
 
 
 def _of_engine(model: ModelSettings, shape: Architecture | None) -> Iterator[Part]:

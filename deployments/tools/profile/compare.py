@@ -175,7 +175,7 @@ def _timed(
     told = {"runtime": candidate.runtime, "precision": candidate.precision,
             "options": dict(candidate.options)}  # fmt: skip
     job = {
-        "name": found.name, "model": found.model.model_dump(mode="json") | told,
+        "name": found.name, "model": found.model.model_dump(mode="json", exclude_unset=True) | told,
         "cache_dir": str(found.cache_dir), "lengths": list(lengths), "seconds": seconds,
     }  # fmt: skip
     try:

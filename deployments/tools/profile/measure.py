@@ -83,8 +83,8 @@ def chosen(options: ProfileOptions) -> ChosenModel:
         settings = runtime_settings(name, model, folder, lambda phase, fraction: None)
     except RuntimeFault as error:
         raise CannotProfile(str(error)) from None
-    longest = with_lengths(model, settings.source).lengths.max
-    lengths = lengths_for(options.lengths, longest, Random(options.seed))
+    model = with_lengths(model, settings.source)
+    lengths = lengths_for(options.lengths, model.lengths.max, Random(options.seed))
     return ChosenModel(name, model, settings, lengths, folder)
 
 

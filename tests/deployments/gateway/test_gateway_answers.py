@@ -97,11 +97,13 @@ async def test_sparse_vectors_come_as_the_entries_that_have_weights(stand: Stand
         answer = await sparse(inputs=[[7, 9], [0, 5, 0], [0]], **named)
         assert entries(answer) == [[(7, 0.5), (9, 1.0)], [(5, 1.0)], []]
     many = await sparse(inputs=[[n, 1, 2, 3] for n in range(1, 2049)])
-    assert entries(many) == [[(n, 0.5), (1, 1.0), (2, 1.5), (3, 2.0)] for n in range(1, 2049)]
-    infinite = await sparse(inputs=[[9999]])
-    assert (infinite.status, b"one finite value an index" in infinite.body) == (503, True)
+    weights = {1: 1.0, 2: 1.5, 3: 2.0}
+    assert entries(many) == [sorted([*weights.items(), (n, 0.5)]) for n in range(1, 2049)]
+    infinite = await sparse(inputs=[*[[1, 2, 3, 4]] * 2000, [9999]])  # a large answer
+    assert (infinite.status, b"answer holds NaN or infinity" in infinite.body) == (500, True)
     for body, said in (
         ({"inputs": []}, "The body: inputs: expected array of length >= 1."),
+        ({"inputs": [[1]] * 2049}, "inputs has 2049 entries; it must have 1 to 2048."),
         ({"inputs": [[1], "a"]}, "The body: inputs[1]: expected array, got str."),
         ({"inputs": [[1]], "model": "encoder"}, "model encoder does not make sparse vectors"),
         ({"inputs": [[1]], "prompt_name": "query"}, "'splade' has no prompt 'query'; it has none."),

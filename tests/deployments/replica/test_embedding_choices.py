@@ -41,6 +41,13 @@ def test_a_folder_that_says_nothing_offers_nothing(tmp_path: Path, said: Any) ->
     assert embedding_choices.read(None, 8) == EmbeddingChoices()
 
 
+def test_a_sparse_models_folder_says_how_many_entries(tmp_path: Path) -> None:
+    said = {"max_active_dims": 32, "prompts": {"query": "q: "}, "truncate_dim": 3}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    found = embedding_choices.read(tmp_path, 256, "indices")
+    assert found == EmbeddingChoices({"query": "q: "}, "", (), 32, "indices")
+
+
 def test_what_is_wider_than_the_models_vectors_cuts_nothing(tmp_path: Path) -> None:
     place = folder(tmp_path, {"truncate_dim": 9}, {"matryoshka_dimensions": 4})
     assert embedding_choices.read(place, 8) == EmbeddingChoices(dimensions=(4,))

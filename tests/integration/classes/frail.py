@@ -5,6 +5,8 @@ import time
 
 import numpy as np
 
+from headrace import RowError
+
 
 class Frail:
     inputs, outputs = {"what": "text"}, {"letters": "FP32"}
@@ -34,4 +36,5 @@ class Frail:
         if "words" in rows:
             return rows
         letters[[what == "nan" for what in rows]] = np.nan
-        return letters
+        own = RowError("its own reason", invalid=False)
+        return [own if what == "own" else count for what, count in zip(rows, letters, strict=True)]

@@ -24,7 +24,7 @@ import numpy as np
 import orjson
 
 from deployments.contract.description import EmbeddingChoices, ModelDescription
-from deployments.contract.errors import BadRequest, RowFailed
+from deployments.contract.errors import BadRequest, OutputNotFinite
 from deployments.gateway.http.large_answers import LargeAnswer, Parts, listed, nested
 from deployments.gateway.http.protocols import json_body
 from deployments.gateway.http.protocols.tensors import (
@@ -36,7 +36,8 @@ from deployments.gateway.http.protocols.tensors import (
 from deployments.gateway.rows import Array
 
 MAX_INPUTS = 2048
-ENTRY_BYTES = 48  # of a sparse vector's entry as JSON, at most
+ENTRY_BYTES = 64  # of a sparse vector's entry as JSON, at most
+_ENTRIES_STEP = 1000
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
 MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
@@ -110,15 +111,15 @@ def inputs_of(
 ) -> tuple[list[str] | None, list[list[int]] | None]:
     """Texts or token arrays, of the body's parameter `name`. Raises `BadRequest`."""
     try:
-        texts, tokens = _inputs(raw)
+        texts, tokens = _inputs(raw, name)
     except json_body.DECODE_ERRORS as error:
         refusal = json_body.element(error, "The body", name)
         raise BadRequest(refusal.message, param=name) from None
-    _check_count(len(texts or tokens or ()))
+    _check_count(len(texts or tokens or ()), name)
     return texts, tokens
 
 
-def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:
+def _inputs(raw: msgspec.Raw, name: str) -> tuple[list[str] | None, list[list[int]] | None]:
     """By the first characters, so that each form's own mistakes are named."""
     start = _START.match(memoryview(raw))
     assert start is not None  # the pattern matches anything
@@ -127,23 +128,23 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
     if start["inner"] in (b'"', b"[") and len(memoryview(raw)) > 2 * MAX_INPUTS:
         # Counted first: 60 MB of one-token lists take 7 s to make, in which nothing else runs.
         entries = json_body.rows(raw, MAX_INPUTS)
-        _check_count(len(entries))
+        _check_count(len(entries), name)
         if start["inner"] == b"[" and json_body.is_long(raw):
-            return None, _long_token_lists(raw, entries)
+            return None, _long_token_lists(raw, entries, name)
     if start["inner"] == b'"':
         return _texts.decode(raw), None
     if start["inner"] == b"[":
         return None, json_body.integers(_token_lists, raw)
     if json_body.is_long(raw):
-        return None, _long_token_lists(raw, [raw])
+        return None, _long_token_lists(raw, [raw], name)
     return None, [json_body.integers(_tokens, raw)]
 
 
-def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list[int]]:
+def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw], name: str) -> list[list[int]]:
     """In slices, so that nothing else waits."""
     if (tokens := json_body.elements(raw)) > MAX_TOKENS:
         raise BadRequest(
-            f"input has {tokens} tokens; a request may have {MAX_TOKENS}.", param="input"
+            f"{name} has {tokens} tokens; a request may have {MAX_TOKENS}.", param=name
         )
     breaks, lists = json_body.Breaks(), []
     for entry in entries:
@@ -155,11 +156,9 @@ def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw]) -> list[list
     return lists
 
 
-def _check_count(count: int) -> None:
+def _check_count(count: int, name: str) -> None:
     if not 1 <= count <= MAX_INPUTS:
-        raise BadRequest(
-            f"input has {count} entries; it must have 1 to {MAX_INPUTS}.", param="input"
-        )
+        raise BadRequest(f"{name} has {count} entries; it must have 1 to {MAX_INPUTS}.", param=name)
 
 
 def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
@@ -315,26 +314,39 @@ def check_sparse(d: ModelDescription) -> None:
         raise BadRequest(f"model {d.name} does not make sparse vectors", param="model")
 
 
-def encode_sparse(vectors: Iterable[tuple[Array, Array]], most: int) -> Encoded:
+def encode_sparse(vectors: Sequence[tuple[Array, Array]], most: int) -> Encoded:
     """`vectors`: indices and values of each input; `most`: entries of one, 0 for all. Raises
-    RowFailed."""
-    return Encoded(b"[" + b",".join(_entries(*each, most) for each in vectors) + b"]")
+    OutputNotFinite."""
+    return Encoded(b"".join(_sparse_parts(vectors, most)))
 
 
-def sparse_pieces(vectors: Iterable[tuple[Array, Array]], most: int) -> LargeAnswer:
+def sparse_pieces(vectors: Sequence[tuple[Array, Array]], most: int) -> LargeAnswer:
     """As `encode_sparse`, of a large answer."""
-    return LargeAnswer(listed(iter((_entries(*each, most),)) for each in vectors))
+    return LargeAnswer(_sparse_parts(vectors, most))
 
 
-def _entries(indices: Array, values: Array, most: int) -> bytes:
+def _sparse_parts(vectors: Sequence[tuple[Array, Array]], most: int) -> Parts:
+    for _, values in vectors:  # all of them before the first is sent
+        if not np.isfinite(values).all():
+            raise OutputNotFinite("the model's answer holds NaN or infinity")
+        yield b""
+    yield from listed(_entries(*each, most) for each in vectors)
+
+
+def _entries(indices: Array, values: Array, most: int) -> Parts:
     indices, values = indices.reshape(-1), values.reshape(-1)
-    if indices.shape != values.shape or not np.isfinite(values).all():
-        raise RowFailed("the model's indices and values are not one finite value an index")
     kept = indices >= 0
     if most and np.count_nonzero(kept) > most:
         kept[np.argsort(np.where(kept, values, -np.inf), kind="stable")[:-most]] = False
-    entries: list[dict[str, Any]] = [
-        {"index": index, "value": value}
-        for index, value in zip(indices[kept].tolist(), values[kept].tolist(), strict=True)
-    ]
-    return orjson.dumps(entries)
+    order = np.flatnonzero(kept)
+    order = order[np.argsort(indices[order], kind="stable")]
+    before = b"["
+    for start in range(0, len(order), _ENTRIES_STEP):
+        some = order[start : start + _ENTRIES_STEP]
+        entries = [
+            {"index": index, "value": value}
+            for index, value in zip(indices[some].tolist(), values[some].tolist(), strict=True)
+        ]
+        yield before + orjson.dumps(entries)[1:-1]
+        before = b","
+    yield b"[]" if before == b"[" else b"]"

@@ -66,6 +66,34 @@ def test_agreement(live: Outputs, canary: Outputs, terms: AgreementTerms, expect
     assert agrees(live, canary, terms) is expected
 
 
+def sparse(weights: dict[int, float]) -> Outputs:
+    """Of three entries, as a sparse model answers."""
+    at = sorted(weights, key=lambda index: index)
+    found = [-1] * (3 - len(at)) + at
+    values = [weights.get(index, 0.0) for index in found]
+    return {
+        "indices": ("INT64", np.array(found, np.int64)),
+        "values": ("FP32", np.array(values, np.float32)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("canary", "terms", "expected"),
+    [
+        ({5: 2.0, 7: 1.0, 9: 0.5}, COSINE, True),
+        ({5: 2.0, 7: 1.0, 8: 0.5}, NEAR, True),  # as large as the one that was cut off
+        ({5: 2.0, 9: 0.5}, NEAR, False),
+        ({4: 2.0, 7: 1.0, 9: 0.5}, COSINE, False),
+    ],
+)
+def test_sparse_vectors_agree_entry_by_entry(
+    canary: dict[int, float], terms: AgreementTerms, expected: bool
+) -> None:
+    live = {5: 2.0, 7: 1.0, 9: 0.5}
+    assert agrees(sparse(live), sparse(canary), terms) is expected
+    assert agrees(sparse(canary), sparse(live), terms) is expected
+
+
 def test_every_output_must_agree() -> None:
     one = {**row(1, name="a"), **row(1, name="b")}
     other = {**row(1, name="a"), **row(9, name="b")}

@@ -54,6 +54,14 @@ def test_a_batch_model_needs_weights_context_and_its_longest_batch(tmp_path):
     assert need.mib == -(-11 * sum(part.mib for part in need.parts) // 10)
 
 
+def test_a_sparse_model_also_needs_a_number_for_each_word_at_each_token(tmp_path):
+    dense = BERT | {"task": "embed", "options": {"pooling": "max"}}
+    sparse = dense | {"options": {"pooling": "splade"}}
+    ((plain,), (words,)) = of(tmp_path, dense), of(tmp_path, sparse)
+    more = parts(words)["activations"][0] - parts(plain)["activations"][0]
+    assert abs(more - (2 * 8192 * CONFIG["vocab_size"] * 4 >> 20)) <= 1
+
+
 def test_a_single_row_longer_than_a_batch_may_be_still_counts(tmp_path):
     (need,) = of(tmp_path, BERT | {"lengths": {"max": 2048}, "batch": {"max_tokens": 64}})
     assert need.parts[2].text == "1 rows of 2048, 2,048 tokens"

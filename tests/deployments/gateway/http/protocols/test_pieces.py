@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deployments.contract.description import Classes, ModelDescription
-from deployments.contract.errors import BadRequest, RowFailed
+from deployments.contract.errors import BadRequest, OutputNotFinite, RowFailed
 from deployments.gateway.http import large_answers
 from deployments.gateway.http.large_answers import LargeAnswer
 from deployments.gateway.http.protocols import (
@@ -151,6 +151,26 @@ def test_embeddings(base64: bool, width: int, form: Any) -> None:
         vectors = RNG.standard_normal((3, width)).astype(dtype)
         at_once = embeddings.encode(vectors.astype(np.float32), 7, "m", form, **how)
         assert whole(embeddings.pieces(iter(vectors), 7, "m", form, **how)) == at_once
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 2500])
+@pytest.mark.parametrize("width", [1, 4, 2001])
+def test_sparse_vectors(most: int, width: int) -> None:
+    vectors = []
+    for row in range(5):
+        indices, values = RNG.permutation(width), RNG.random(width).astype(np.float32)
+        indices[RNG.permutation(width)[: width * row // 4]] = -1  # of the last row all
+        vectors.append((indices, values))
+    at_once = embeddings.encode_sparse(vectors, most)
+    assert whole(embeddings.sparse_pieces(vectors, most)) == at_once
+    for (indices, values), entries in zip(vectors, json.loads(at_once.body), strict=True):
+        best = sorted(zip(-values, indices, strict=True))
+        best = [pair for pair in best if pair[1] >= 0][: most or None]
+        found = {entry["index"]: np.float32(entry["value"]) for entry in entries}
+        assert found == {index: -value for value, index in best}
+        assert list(found) == sorted(found)
+    with pytest.raises(OutputNotFinite):
+        until_a_piece(embeddings.sparse_pieces([*vectors, (indices, values * np.nan)], most))
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100])
