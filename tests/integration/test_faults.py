@@ -153,7 +153,7 @@ def test_only_the_request_that_ends_its_replica_fails(server, culprit):
         ("words", 503, "a row failed: Frail: predict returned <U5 for 'letters'"),
         ("own", 503, "a row failed: its own reason"),
         ("nan", 500, ""),
-        ("exit", 422, "no connection"),
+        pytest.param("exit", 422, "no connection", marks=pytest.mark.chaos),
         ("leak", 422, "800 allowed (memory_limit_mib)"),
         pytest.param("sysexit", 422, "Frail.predict ended the process", marks=pytest.mark.chaos),
         pytest.param("hang", 422, "a batch hangs", marks=pytest.mark.chaos),
