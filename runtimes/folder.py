@@ -124,13 +124,8 @@ def check(folder: Path, task: str) -> None:
         )
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise LoadError(f"{folder / 'config.json'}: it is a decoder; encoders are supported")
-    heads = [name for name in config.get("architectures") or () if isinstance(name, str)]
-    classifier = any(name.endswith("ForSequenceClassification") for name in heads)
-    if task == "classify" and not classifier:
-        raise LoadError(
-            f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; task "
-            "classify needs one that ends with ForSequenceClassification"
-        )
+    if task == "classify":
+        _check_head(folder, config, "ForSequenceClassification", "task classify")
     declared_pooling(folder)
 
 
@@ -142,11 +137,15 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
         return
     if task != "embed":
         raise LoadError(f"{folder} makes sparse vectors; its task must be embed, not {task}")
-    heads = list(map(str, configuration(folder).get("architectures") or ()))
-    if not any(name.endswith("ForMaskedLM") for name in heads):
+    _check_head(folder, configuration(folder), "ForMaskedLM", "pooling splade")
+
+
+def _check_head(folder: Path, config: dict[str, Any], ending: str, what: str) -> None:
+    heads = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if not any(name.endswith(ending) for name in heads):
         raise LoadError(
-            f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; "
-            "pooling splade needs one that ends with ForMaskedLM"
+            f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; {what} "
+            f"needs one that ends with {ending}"
         )
 
 

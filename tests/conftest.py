@@ -22,12 +22,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def what_stays_is_not_looked_at_again() -> None:
-    """What modules before this one have imported and cached."""
-    gc.freeze()
-
-
 # jsonschema would compile a grammar of IRIs when it is imported, for seconds in each process of the
 # tests. None of them checks that format.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

@@ -106,9 +106,8 @@ def with_lengths(model: ModelSettings, artifact: Path | None = None) -> ModelSet
 def lengths_are_said(model: ModelSettings) -> bool:
     """Whether the settings alone say how long a row may be. The length of a class's rows is its
     own, and an engine's its engine's."""
-    lengths = model.lengths
-    said = "max" in lengths.model_fields_set or isinstance(lengths.buckets, tuple)
-    return said or model.task == "generate" or model.runtime == "python"
+    of_files = model.task != "generate" and model.runtime != "python"
+    return model.lengths.max_is_said or not of_files
 
 
 def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:

@@ -76,6 +76,11 @@ class LengthSettings(Section):
     )
 
     @property
+    def max_is_said(self) -> bool:
+        """Whether they say how long a row may be; if not, `max` is the default."""
+        return "max" in self.model_fields_set or isinstance(self.buckets, tuple)
+
+    @property
     def max_buckets(self) -> int | None:
         """Most buckets, if edges adapt; None if the edges are listed."""
         if isinstance(self.buckets, tuple):

@@ -104,10 +104,8 @@ def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
 def _asked(model: ModelSettings) -> catalog.FileRequirements:
     from runtimes import catalog
 
-    lengths = model.lengths
-    said = "max" in lengths.model_fields_set or isinstance(lengths.buckets, tuple)
-    # Else what the files say counts.
-    longest = lengths.max if said and model.image is None else None
+    said = model.lengths.max_is_said and model.image is None
+    longest = model.lengths.max if said else None  # else what the files say counts
     return catalog.FileRequirements(
         model.runtime, model.runtime_task, model.options, model.precision, longest
     )

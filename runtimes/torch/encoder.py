@@ -24,11 +24,7 @@ from runtimes import folder as model_folder
 from runtimes.errors import LoadError, library
 from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
-from runtimes.graph.pooling import (
-    FEWEST_TOKENS,
-    SMALLEST_NORM,
-    SPARSE_WIDTH,
-)
+from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM, SPARSE_WIDTH
 from runtimes.types import INDICES, VALUES
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone

@@ -65,9 +65,7 @@ def ended(server: Server, end: str) -> float:
 
 async def test_a_staged_batch_whose_caller_left_never_runs(server):
     body = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}
-    async with httpx.AsyncClient(
-        verify=False, base_url=server.gateway_urls()[0], timeout=ANSWER_S
-    ) as client:
+    async with httpx.AsyncClient(base_url=server.gateway_urls()[0], timeout=ANSWER_S) as client:
 
         def ask() -> asyncio.Task[httpx.Response]:
             return asyncio.create_task(client.post("/v2/models/slow/infer", json=body))

@@ -75,10 +75,7 @@ def test_many_left_streams_leave_nothing_running(server):
 
     # One client: 32 that are made beside an engine that has both processors may take longer to send
     # their heads than HAProxy waits (limits.headers_timeout_s).
-    with (
-        httpx.Client(verify=False, timeout=60) as callers,
-        concurrent.futures.ThreadPoolExecutor(32) as pool,
-    ):
+    with httpx.Client(timeout=60) as callers, concurrent.futures.ThreadPoolExecutor(32) as pool:
         list(pool.map(leave, range(64)))
     running = "headrace_replica_running_sequences"
     server.until(lambda: metric(server.metrics(), running) == 0, 5)

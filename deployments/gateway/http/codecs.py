@@ -210,6 +210,7 @@ class EmbeddingsCodec:
     """Vectors of texts or token lists, or the scores of their classes."""
 
     names_tensors = False
+    parameter = "input"  # the texts' name in a body
     kind_without_a_name = ""
 
     def __init__(self, label: str, form: embeddings.Form) -> None:
@@ -235,10 +236,9 @@ class EmbeddingsCodec:
         d: ModelDescription,
         tokenizer: Tokenizer = None,
     ) -> Rows:
-        embeddings.check_task(call, d, self._form)
-        embeddings.check_dimensions(call, d)
+        self._check(call, d)
         rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
-        rows.outputs = (d.embed_output if d.classes is None else d.classes.output,)
+        rows.outputs = self._outputs(d)
         return rows
 
     def encode(
@@ -262,7 +262,7 @@ class EmbeddingsCodec:
             base64_bytes = output.held_bytes * 4 // 3
             sent += base64_bytes if call.base64 else output.json_bytes(output.elements)
         size = size_of(outputs, sent)
-        check(size, rows, "" if call.base64 else ", or ask for base64", "input")
+        check(size, rows, "" if call.base64 else ", or ask for base64", self.parameter)
         return size
 
     def pieces(
@@ -278,9 +278,16 @@ class EmbeddingsCodec:
         )  # fmt: skip
 
     def error(self, error: errors.HeadraceError) -> Encoded:
-        if error.param == "inputs":  # what rows come from has this name everywhere else
-            error.param = "input"
+        if error.param in ("input", "inputs"):  # what rows come from has other names elsewhere
+            error.param = self.parameter
         return error_shapes.openai_error(error)
+
+    def _check(self, call: EmbeddingsCall, d: ModelDescription) -> None:
+        embeddings.check_task(call, d, self._form)
+        embeddings.check_dimensions(call, d)
+
+    def _outputs(self, d: ModelDescription) -> tuple[str, ...]:
+        return (d.embed_output if d.classes is None else d.classes.output,)
 
     def _one_by_one(
         self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]
@@ -305,25 +312,13 @@ class SparseCodec(EmbeddingsCodec):
     """Sparse vectors of texts or token lists."""
 
     kind_without_a_name = "sparse"
+    parameter = "inputs"
 
     def __init__(self) -> None:
         super().__init__("sparse", "embedding")
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
         return embeddings.decode_sparse(body)
-
-    def split(
-        self,
-        call: EmbeddingsCall,
-        tokens: list[Any] | None,
-        d: ModelDescription,
-        tokenizer: Tokenizer = None,
-    ) -> Rows:
-        embeddings.check_sparse(d)
-        rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
-        assert d.embedding is not None
-        rows.outputs = (d.embedding.indices_output, d.embed_output)
-        return rows
 
     def encode(
         self,
@@ -339,7 +334,7 @@ class SparseCodec(EmbeddingsCodec):
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers)
         size = size_of(outputs, outputs[d.embed_output].elements * embeddings.ENTRY_BYTES)
-        check(size, rows, "", "inputs")
+        check(size, rows, "", self.parameter)
         return size
 
     def pieces(
@@ -351,17 +346,18 @@ class SparseCodec(EmbeddingsCodec):
     ) -> LargeAnswer:
         return embeddings.sparse_pieces(self._vectors(answers, d), _most_entries(d))
 
-    def error(self, error: errors.HeadraceError) -> Encoded:
-        if error.param == "input":  # as rows of tokens have it
-            error.param = "inputs"
-        return error_shapes.openai_error(error)
+    def _check(self, call: EmbeddingsCall, d: ModelDescription) -> None:
+        embeddings.check_sparse(d)
+
+    def _outputs(self, d: ModelDescription) -> tuple[str, ...]:
+        assert d.embedding is not None
+        return d.embedding.indices_output, d.embed_output
 
     def _vectors(
         self, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-        assert d.embedding is not None
-        names = d.embedding.indices_output, d.embed_output
-        return [tuple(a.outputs[name][1] for name in names) for a in answers]  # type: ignore[misc]
+        indices, values = self._outputs(d)
+        return [(a.outputs[indices][1], a.outputs[values][1]) for a in answers]
 
 
 def _most_entries(d: ModelDescription) -> int:

@@ -12,7 +12,7 @@ batch goes through both before the next is formed, because all outputs need not 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -166,20 +166,9 @@ def compare(
         if plan.finite:
             _refuse_non_finite(actual, places)
         sameness.add(actual.outputs)
-        is_sparse = {name for _, name in pairs} == {INDICES, VALUES}
-        for reference_name, candidate_name in pairs:
-            left = rows_of(expected.outputs[reference_name])
-            right = rows_of(actual.outputs[candidate_name])
-            if is_sparse and candidate_name == INDICES:
-                continue  # it says what the values are of
-            if is_sparse:
-                at = rows_of(expected.outputs[INDICES]), rows_of(actual.outputs[INDICES])
-                both = zip(*at, left, right, strict=True)
-                aligned = [side_by_side((a, x), (b, y)) for a, b, x, y in both]
-                left, right = [each[0] for each in aligned], [each[1] for each in aligned]
-            for place, *pair in zip(places, left, right, strict=True):
-                sample = place, plan.samples[place].length
-                errors.add(candidate_name, interval, sample, *pair)
+        for name, rows in _side_by_side(expected, actual, pairs):
+            for place, pair in zip(places, rows, strict=True):
+                errors.add(name, interval, (place, plan.samples[place].length), *pair)
         done += len(places)
         progress(done / len(plan.samples))
     first = plan.samples[0].inputs
@@ -193,6 +182,23 @@ def compare(
             "weights the trained ones, and does its output depend on the input?"
         )
     return errors.verdict(plan.tolerances)
+
+
+def _side_by_side(
+    expected: Result, actual: Result, pairs: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, Iterable[tuple[Array, Array]]]]:
+    """The candidate's outputs, each with the reference's and its own answer to every row. Of sparse
+    vectors the values of the same entries, which the indices then say no more of."""
+    if {name for _, name in pairs} == {INDICES, VALUES}:
+        sides = (
+            zip(rows_of(each.outputs[INDICES]), rows_of(each.outputs[VALUES]), strict=True)
+            for each in (expected, actual)
+        )
+        yield VALUES, [side_by_side(*row) for row in zip(*sides, strict=True)]
+        return
+    for theirs, own in pairs:
+        left, right = rows_of(expected.outputs[theirs]), rows_of(actual.outputs[own])
+        yield own, zip(left, right, strict=True)
 
 
 def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:

@@ -270,8 +270,11 @@ def embeddings(d: ModelDescription) -> dict[str, Any] | None:
     """An embeddings request, None for a model that gives no embeddings."""
     if not d.embed_output or d.kind == "sparse":
         return None
-    given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
-    return {"model": d.name, "input": given}
+    return {"model": d.name, "input": _two_texts(d)}
+
+
+def _two_texts(d: ModelDescription) -> list[Any]:
+    return ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
 
 
 def classes_of_texts(d: ModelDescription) -> dict[str, Any] | None:
@@ -290,8 +293,7 @@ def sparse(d: ModelDescription) -> dict[str, Any] | None:
     """A request for sparse vectors, None for a model that makes none."""
     if d.kind != "sparse":
         return None
-    given: Any = ["a short text", "and another"] if d.tokenizer_digest else [[1, 2, 3], [4]]
-    return {"model": d.name, "inputs": given}
+    return {"model": d.name, "inputs": _two_texts(d)}
 
 
 def rerank(d: ModelDescription) -> dict[str, Any] | None:

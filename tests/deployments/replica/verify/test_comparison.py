@@ -61,6 +61,29 @@ class Breaking(Summing):
         return result
 
 
+class Sparse(Summing):
+    """`ids` → three entries: of a row of n tokens entry n with weight n, and `others`, by entry."""
+
+    def __init__(self, others: dict[int, float]) -> None:
+        super().__init__()
+        self.others = others
+
+    def limits(self) -> Limits:
+        both = (TensorSpec("indices", "INT64", (-1, 3)), TensorSpec("values", "FP32", (-1, 3)))
+        return Limits((TensorSpec("ids", "INT64", (-1, -1)),), both, length_input="ids")
+
+    def run(self, batch: Batch) -> Result:
+        rows = [sorted({**self.others, n: float(n)}.items()) for n in batch.lengths.tolist()]
+        rows = [[(-1, 0.0)] * (3 - len(row)) + row for row in rows]
+        indices = np.array([[index for index, _ in row] for row in rows], np.int64)
+        values = np.array([[value for _, value in row] for row in rows], np.float32)
+        outputs = {
+            "indices": Ragged("INT64", indices.reshape(-1), ((3,),) * batch.rows),
+            "values": Ragged("FP32", values.reshape(-1), ((3,),) * batch.rows),
+        }
+        return Result(outputs, StageTimes(), 0)
+
+
 def plan(max_size: int = 2, *, finite: bool = False) -> ComparisonPlan:
     samples = [Sample({"ids": np.ones(n, np.int64)}, n) for n in (3, 9, 1, 16, 2)]
     return ComparisonPlan(samples, (SHORT, LONG), max_size, 32, Tolerances(), finite)
@@ -73,6 +96,24 @@ def test_both_sides_get_the_same_batches_bucket_by_bucket_with_progress():
     assert told == [0.4, 0.6, 1.0]
     assert verdict.accepted
     assert verdict.samples == 5
+
+
+@pytest.mark.parametrize(
+    ("others", "accepted"),
+    [
+        ({100: 0.5, 200: 0.4}, True),
+        ({100: 0.5, 20: 0.4}, True),  # as large as the one that was cut off
+        ({100: 0.5, 200: 0.3}, False),
+        ({100: 0.4, 200: 0.5}, False),
+        ({101: 0.5, 200: 0.4}, False),
+        ({100: 0.5}, False),
+    ],
+)
+def test_sparse_vectors_are_compared_entry_by_entry(others, accepted):
+    reference, candidate = Sparse({100: 0.5, 200: 0.4}), Sparse(others)
+    verdict = compare(reference, candidate, plan(), lambda share: None)
+    assert verdict.accepted is accepted
+    assert {each.output for each in verdict.measured} == {"values"}
 
 
 def test_a_candidate_that_fails_is_not_accepted():
