@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import types
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +70,33 @@ def test_names_of_headraces_own_are_not_taken_over(brought):
     brought("brought_runtime:ENTRY", name="torch", ENTRY=ENTRY)
     assert catalog.entry_of("torch") is catalog.ENTRIES["torch"]
     assert catalog.names().count("torch") == 1
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Runs Python where the package of `brought/` is installed."""
+    there, built = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("built") / "wheel"
+    shutil.copytree(Path(__file__).parent / "brought", built)
+    pip = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", there]
+    path = os.pathsep.join([str(there), str(Path(catalog.__file__).parents[1])])
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", *map(str, words)], cwd=built, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": path}, timeout=120, check=False,
+        )  # fmt: skip
+
+    done = run(*pip, built)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+def test_an_installed_package_passes_the_suite_and_the_settings_check(installed, tmp_path):
+    suite = installed("pytest", "-q", "-p", "no:cacheprovider", "conforms.py")
+    assert suite.returncode == 0, suite.stdout
+    file = tmp_path / "wheel.yaml"
+    for weight, code, said in ((2, 0, ""), (-2, 2, "option 'weight' is -2.0, it must be above 0")):
+        options = f"{{weight: {weight}}}"
+        file.write_text(f"models: {{w: {{runtime: waterwheel, source: ., options: {options}}}}}")
+        checked = installed("deployments.cli", "check", file)
+        assert (checked.returncode, said in checked.stderr) == (code, True), checked.stderr
