@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Exactly what requirements/ names: one version each, files by their digests, nothing resolved here.
-LOCKED := $(PIP) install --quiet --no-deps --require-hashes
+# Python compiles what it imports, at first import: half of what pip spends is for what nobody does.
+LOCKED := $(PIP) install --quiet --no-compile --no-deps --require-hashes
 OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes, and pytest
@@ -33,7 +34,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(patsubst %,requirements/%.loc
 # torch is the one package without digests: its build for processors has others than PyPI's.
 $(VENV)/.dev: $(VENV)/.installed requirements/compiler.lock requirements/dev.lock
 	$(LOCKED) -r requirements/compiler.lock -r requirements/dev.lock
-	$(PIP) install --quiet '$(TORCH)'
+	$(PIP) install --quiet --no-compile '$(TORCH)'
 	@touch $@
 
 # An example's small model, trained and calibrated from scratch; serving the example makes it too.

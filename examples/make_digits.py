@@ -83,6 +83,8 @@ def trained(train: Digits) -> Any:
     from torch import nn
 
     torch.manual_seed(SEED)
+    # Beside a server that starts, threads that wait for each other take ten times as long.
+    torch.set_num_threads(1)
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),

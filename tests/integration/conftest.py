@@ -14,6 +14,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+from ray_cluster import Cluster
 from served import Server, running
 
 Serve = Callable[..., Server]
@@ -44,22 +45,52 @@ def serve(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Se
 def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """One server for the models in `SHARED` of all modules that are to run and have some."""
+    """One server for the models in `SHARED` of all modules that are to run and have some: settings
+    by name, or what makes them in a folder, `SHARED_FOLDER`, that it is given."""
     models: dict[str, Any] = {}
-    modules = {getattr(item, "module", None) for item in request.session.items}
-    for module in modules:
+    for module in {getattr(item, "module", None) for item in request.session.items}:
         own = getattr(module, "SHARED", {})
+        if callable(own):
+            module.SHARED_FOLDER = tmp_path_factory.mktemp("models")
+            own = own(module.SHARED_FOLDER)
         assert not models.keys() & own.keys(), f"{module} shares a model that another one has"
         models |= own
-    # A test says of a model that nothing may run twice.
-    gateway = {"replay": False}
+    # A test says of a model that nothing may run twice; another one, how long a drain waits.
+    gateway = {"replay": False, "drain_s": 10}
     with running(Server(tmp_path_factory.mktemp("shared"), models, gateway=gateway)) as made:
         yield made
 
 
+@pytest.fixture(scope="session")
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One Ray that somebody else started, for all modules in `ON_CLUSTER`, which leave nothing on
+    it. It runs a copy of the sources."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    made.own_code()
+    try:
+        made.start_head()
+        yield made
+    finally:
+        made.end()
+
+
+# In this order: the third also needs the shared server, the last adds a node.
+ON_CLUSTER = ["test_pool", "test_cluster_rollout", "test_three_ways", "test_cluster"]
+# Its last test ends the server.
+LAST_SHARED = "test_generation"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules that share a server come last, so that it does not run beside the others'."""
-    items.sort(key=lambda item: hasattr(getattr(item, "module", None), "SHARED"))
+    """What is shared is started late, so that it does not run beside the other modules' servers."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        module = getattr(item, "module", None)
+        name = getattr(module, "__name__", "").rpartition(".")[2]
+        if name in ON_CLUSTER:
+            return 1, ON_CLUSTER.index(name)
+        return (2, name == LAST_SHARED) if hasattr(module, "SHARED") else (0, 0)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

@@ -94,6 +94,7 @@ def main(file: Path) -> None:
         if asked is not None:
             ray.get(actor.hold.remote(tuple(known[name] for name in asked)))
         print(json.dumps([asdict(each) for each in ray.get(actor.reports.remote())]), flush=True)
+    ray.kill(actor)
 
 
 if __name__ == "__main__":

@@ -28,19 +28,17 @@ TOKEN = "0123456789abcdef" * 4
 
 
 class Cluster:
-    """Nodes of one Ray on this machine. `models`, `gateway`: as in the settings file."""
+    """Nodes of one Ray on this machine. `gateway`: as in the settings file."""
 
-    def __init__(self, folder: Path, **models: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ports = {name: free_port() for name in ("gcs", "dashboard", "fallback", "fallback_g")}
         self.gateway: dict[str, Any] = {
             "ingress": "haproxy", "port": free_port(), "metrics_port": free_port(),
             "haproxy_stats_port": free_port(), "haproxy_metrics_port": free_port(),
             "haproxy_admin_host": "127.0.0.3", "host": "127.0.0.4",
-            "limits": {"body_timeout_s": 2},
         }  # fmt: skip
-        self.models = models or {"device": {"runtime": "synthetic"}}
-        self.file = self.write(folder, self.models)
+        self.file = self.write(folder, {"device": {"runtime": "synthetic"}})
         self.haproxy = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
         self.environ = environment(
             XDG_STATE_HOME=str(folder / "state"), XDG_CACHE_HOME=str(folder / "cache"),
@@ -145,6 +143,13 @@ class Cluster:
         )
         assert answer.status_code == 200, answer.text
         until(lambda: get(f"http://{gateway.host}:{gateway.port}/") == 200, 60)
+
+    def clear(self) -> None:
+        """Nothing is deployed any more, of Headrace or of others."""
+        self.headrace("stop", "--address", self.address)
+        put = self.rest("PUT", "/api/serve/applications/", {"applications": []})
+        assert put.status_code == 200, put.text
+        until(lambda: not self.replicas(""), 60)
 
     def processes(self) -> list[psutil.Process]:
         """All that the nodes started, by what only they have in their environment."""

@@ -22,7 +22,7 @@ import termios
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,15 @@ def synthetic(**fields: Any) -> dict[str, Any]:
     return {"runtime": "synthetic", "slo": {"latency_ms": 20_000}, **fields}
 
 
+def adder(base_ms: float, fail_ids: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
+    """As `synthetic`, but a Python class of a user's own."""
+    source = f"{CHECKOUT}/tests/integration/classes:adder:Adder"
+    settings = {"base_ms": base_ms, "fail_ids": list(fail_ids)}
+    return synthetic(**fields) | {
+        "runtime": "python", "source": source, "options": {"settings": settings}
+    }  # fmt: skip
+
+
 # How fast a busy machine answers is no matter here.
 QUICK_ROLLOUT = {
     "steps_percent": [20, 50], "hold_s": 1, "min_requests": 20,
@@ -96,11 +105,11 @@ QUICK_ROLLOUT = {
 
 
 def model_with_rollout(
-    base_ms: float, rollout: dict[str, Any] = QUICK_ROLLOUT, **options: Any
+    base_ms: float, rollout: dict[str, Any] = QUICK_ROLLOUT, fail_ids: Sequence[int] = ()
 ) -> dict[str, Any]:
     """A version of a model of two replicas that has a rollout."""
     replicas = {"count": 2, "num_cpus": 0}
-    return synthetic(options={"base_ms": base_ms, **options}, replicas=replicas, rollout=rollout)
+    return adder(base_ms, fail_ids, replicas=replicas, rollout=rollout)
 
 
 class Server:

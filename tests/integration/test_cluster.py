@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ray_cluster import HERE, THERE, Cluster, until
-from served import HEADRACE, http, patient
+from served import HEADRACE, http, patient, synthetic
 
 from deployments.gateway.http.strict_protocol import MAX_HEADERS
 
@@ -18,13 +18,10 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        made.start_head()
-        yield made
-    finally:
-        made.end()
+def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
+    one_cluster.file = one_cluster.write(one_cluster.folder, {"device": synthetic()})
+    yield one_cluster
+    one_cluster.end()
 
 
 def checked(cluster: Cluster) -> tuple[int, dict[str, Any]]:

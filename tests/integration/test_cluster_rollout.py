@@ -20,19 +20,12 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), m=model_with_rollout(2))
-    del made.gateway["limits"]  # its 2 s for a body are short for callers on a busy machine
-    made.file = made.write(made.folder, made.models)
-    made.own_code()
-    try:
-        made.start_head()
-        deployed = made.apply(made.file)
-        assert deployed.returncode == 0, deployed.stderr
-        until(lambda: http.get(f"{made.url}/readyz").status_code == 200, 30)
-        yield made
-    finally:
-        made.end()
+def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
+    deployed = deploy(one_cluster, model_with_rollout(2))
+    assert deployed.returncode == 0, deployed.stderr
+    until(lambda: http.get(f"{one_cluster.url}/readyz").status_code == 200, 30)
+    yield one_cluster
+    one_cluster.clear()
 
 
 @pytest.fixture

@@ -32,10 +32,12 @@ CHAT = {
 DONE = "data: [DONE]"
 
 
+SHARED = {"chat": CHAT}
+
+
 @pytest.fixture(scope="module")
-def server(serve) -> Server:
-    made: Server = serve({"chat": CHAT}, gateway={"drain_s": 10})
-    return made.start()
+def server(shared: Server) -> Server:
+    return shared
 
 
 def body(tokens: int, **more: Any) -> dict[str, Any]:
@@ -127,8 +129,9 @@ def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
     server.until(lambda: quiet(server), 5)
     page = server.metrics()
     assert metric(page, "headrace_requests_total", outcome="cancelled") >= 1
-    assert metric(page, "headrace_batches_total", end="dropped") == 1 + metric(
-        before, "headrace_batches_total", end="dropped"
+    dropped = {"model": "chat", "end": "dropped"}
+    assert metric(page, "headrace_batches_total", **dropped) == 1 + metric(
+        before, "headrace_batches_total", **dropped
     )
 
 

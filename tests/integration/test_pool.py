@@ -16,20 +16,21 @@ from typing import Any
 import psutil
 import pytest
 from ray_cluster import HERE, Cluster, until
-from served import ANSWER_S, Load, http, metric, synthetic
+from served import ANSWER_S, Load, adder, http, metric, patient, synthetic
 
 pytestmark = pytest.mark.integration
 
-OPTIONS = {"base_ms": 5}
 LIMIT_MIB = 900  # a pool replica that holds synthetic models has a third of it
-MODELS = {name: synthetic(options=OPTIONS, replicas={"num_cpus": 0.1}) for name in "ab"} | {
+MODELS = {
+    "a": synthetic(options={"base_ms": 5}, replicas={"num_cpus": 0.1}),
+    "b": adder(5, replicas={"num_cpus": 0.1}),
     # Its own replica does one row in 50 ms, so the pool gets what would wait for longer.
     "grows": synthetic(
         options={"base_ms": 50, "grow_mib": 10},
         batch={"max_size": 1},
         replicas={"num_cpus": 0.1},
         crashes={"hold_s": 1},
-    )
+    ),
 }
 POOL = {
     "min": 1, "max": 1, "num_cpus": 0.1, "memory_mib": 128,
@@ -47,6 +48,12 @@ class Orders:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._read()
+
+    def end(self) -> None:
+        """The stand-in goes with it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(patient(30))
 
     def _read(self) -> list[dict[str, Any]]:
         assert self.process.stdout is not None
@@ -111,21 +118,18 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    cluster = Cluster(tmp_path_factory.mktemp("pool"), **MODELS)
-    orders = None
+def served(one_cluster: Cluster) -> Iterator[Served]:
+    cluster = one_cluster
+    cluster.file = cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
+    orders = Orders(cluster)
     try:
-        cluster.start_head()
-        cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
-        orders = Orders(cluster)
         done = cluster.apply(cluster.file)
         assert done.returncode == 0, done.stderr
         until(lambda: len(cluster.replicas("headrace-pool:pool")) == 1, 60)
         yield Served(cluster, orders)
+        cluster.clear()
     finally:
-        if orders is not None:
-            orders.process.kill()
-        cluster.end()
+        orders.end()
 
 
 def test_it_serves_two_models_while_their_own_replicas_are_away(served: Served) -> None:

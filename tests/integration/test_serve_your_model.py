@@ -69,20 +69,29 @@ WITH_VLLM = {"LLM and LoRA"}
 WITHOUT = sorted(SECTIONS.keys() - WITH_VLLM)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("own")
-
-
-@pytest.fixture(scope="module")
-def server(serve, folder) -> Server:
-    """Serves the models of all sections that need no vLLM."""
+def without_vllm(folder: Path) -> dict[str, Any]:
+    """The models of all sections that need no vLLM."""
     make_roberta(folder / "my-roberta")
     Image.new("RGB", (50, 40), (200, 30, 30)).save(folder / "picture.png")
-    return started(serve, folder, WITHOUT)
+    return made(folder, WITHOUT)
 
 
-def started(serve: Any, folder: Path, titles: list[str]) -> Server:
+SHARED = without_vllm
+
+
+@pytest.fixture(scope="module")
+def server(shared: Server) -> Server:
+    return shared
+
+
+@pytest.fixture(scope="module")
+def folder(shared: Server, request: pytest.FixtureRequest) -> Path:
+    made: Path = request.module.SHARED_FOLDER
+    return made
+
+
+def made(folder: Path, titles: list[str]) -> dict[str, Any]:
+    """Models as these sections of the page make and describe them."""
     models: dict[str, Any] = {}
     for title in titles:
         section = SECTIONS[title]
@@ -93,12 +102,14 @@ def started(serve: Any, folder: Path, titles: list[str]) -> Server:
             models[name] = {**model, "slo": {"latency_ms": 20_000}}
             if model.get("task") == "generate":
                 models[name]["slo"] = {"ttft_ms": 20_000}
-    made: Server = serve(models)
-    made.file = folder / "own.yaml"
-    made.file.write_text(yaml.safe_dump({"models": models, "gateway": made.gateway}))
-    checked = made.headrace("check", str(made.file))
+            if "source" in model:
+                models[name]["source"] = str(folder / model["source"])
+    return models
+
+
+def found_right(server: Server) -> None:
+    checked = server.headrace("check", str(server.file))
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    return made.start()
 
 
 def ask(server: Server, folder: Path, command: str) -> dict[str, Any]:
@@ -163,6 +174,10 @@ def test_every_section_makes_a_model_and_calls_it():
     assert all(section.calls for section in SECTIONS.values())
 
 
+def test_headrace_check_finds_the_models_right(server):
+    found_right(server)
+
+
 def test_scikit_learn_answers_what_the_page_says(server, folder):
     ((command, said),) = SECTIONS["scikit-learn"].calls
     found, written = ask(server, folder, command), json.loads(said)
@@ -207,12 +222,17 @@ def test_an_image_is_classified_with_the_labels_of_the_file(server, folder):
 
 @pytest.mark.vllm
 @pytest.mark.skipif(NEEDS_VLLM is not None, reason=str(NEEDS_VLLM))
-def test_a_language_model_and_its_adapter_answer_differently(serve, folder):
+def test_a_language_model_and_its_adapter_answer_differently(serve, tmp_path):
     sizes = make_llm.Sizes()
-    make_llm.make(folder / "my-llm", sizes)
-    make_adapter(folder / "adapters/support", sizes.hidden, sizes.layers)
-    server = started(serve, folder, sorted(WITH_VLLM))
-    asked = [ask(server, folder, command) for command, _ in SECTIONS["LLM and LoRA"].calls]
+    make_llm.make(tmp_path / "my-llm", sizes)
+    make_adapter(tmp_path / "adapters/support", sizes.hidden, sizes.layers)
+    models = made(tmp_path, sorted(WITH_VLLM))
+    server = serve(models)
+    server.file = tmp_path / "own.yaml"  # which its adapters are relative to
+    server.file.write_text(yaml.safe_dump({"models": models, "gateway": server.gateway}))
+    found_right(server)
+    server.start()
+    asked = [ask(server, tmp_path, command) for command, _ in SECTIONS["LLM and LoRA"].calls]
     assert [answer["model"] for answer in asked] == ["llm", "llm:support"]
     texts = [answer["choices"][0]["message"]["content"] for answer in asked]
     assert texts[0] != texts[1]

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 from ray_cluster import Cluster, until
-from served import Load, http, infer_body, synthetic
+from served import Load, Server, http, infer_body, synthetic
 
 from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = pytest.mark.integration
 
 A, B = synthetic(options={"base_ms": 2}), synthetic(options={"base_ms": 3})
+SHARED = {"a": A, "b": B}
 ROWS = ([1], [1, 2, 3], list(range(64)))
 KEY, HASH = new_key()
 
@@ -35,22 +36,16 @@ def answers(url: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def served_here(serve: Callable[..., Any]) -> list[Any]:
-    """The answers of `headrace serve`, which has ended when they are there."""
-    server = serve({"a": A, "b": B}).start()
-    found = answers(server.url)
-    assert not server.end()
-    return found
+def served_here(shared: Server) -> list[Any]:
+    """The answers of `headrace serve`."""
+    return answers(shared.url)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, served_here: list[Any]) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("cluster"), a=A, b=B)
-    try:
-        made.start_head()
-        yield made
-    finally:
-        made.end()
+def cluster(one_cluster: Cluster) -> Iterator[Cluster]:
+    one_cluster.file = one_cluster.write(one_cluster.folder, {"a": A, "b": B})
+    yield one_cluster
+    one_cluster.clear()
 
 
 def deploy(cluster: Cluster, models: dict[str, Any] | None = None, **sections: Any) -> str:
