@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.errors import LoadError, MissingBackend, Unhealthy, library
+from runtimes.errors import MissingBackend, OutOfMemory, Unhealthy, library
 
 VERSION = Path("/proc/driver/nvidia/version")
 NAME_BYTES = 256
@@ -174,10 +174,10 @@ class CudaMemory:
             self._do("cudaStreamDestroy", stream)
 
     def _do(self, name: str, *arguments: Any) -> Any:
-        """What the call gives beside its status. Raises `LoadError` where memory is short."""
+        """What the call gives beside its status. Raises `OutOfMemory` where memory is short."""
         status, *values = getattr(self._cuda, name)(*arguments)
         if status == self._cuda.cudaError_t.cudaSuccess:
             return values[0] if values else None
         if status == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            raise LoadError(f"{name}: the GPU's memory is too small for the model's shapes")
+            raise OutOfMemory(f"{name}: the GPU's memory is too small for the model's shapes")
         raise Unhealthy(f"the GPU is lost: {name} says {status}")

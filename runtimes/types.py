@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -214,6 +214,14 @@ def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tu
         side[np.searchsorted(entries, indices[kept])] = values[kept]
         sides.append(side)
     return sides[0], sides[1]
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of the memory of a GPU or a MIG slice; sums, where a process has several."""
+
+    own: int | None  # taken by this process and those that it started; None: the driver hides it
+    used: int  # by all processes, and by the driver
+    total: int
 
 
 class Runtime(Protocol):

@@ -42,6 +42,7 @@ from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.backend_env import reserved_cpus
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.device import DeviceWorker, FailedRows, hang_limits
+from deployments.replica.device_memory import MemoryCap
 from deployments.replica.groups import version_of
 from deployments.replica.known_costs import CostSources, KnownCosts, cost_sources
 from deployments.replica.replica_core import ReplicaCore
@@ -228,7 +229,7 @@ class BatchReplica(ModelReplica):
             on_hang=lambda: self._end_process("a batch hangs (hang_limit_s, hang_factor)"),
             allow_non_finite=model.allow_non_finite,
         )
-        worker.failed = FailedRows(self._name)
+        worker.failed, worker.cap = FailedRows(self._name), MemoryCap(self._name)
         worker.on_death = self._end_process
         watching = [watch_hangs(worker, min(1.0, limits.max_s / 4))]
         if (limit_mib := model.replicas.memory_limit_mib) is not None:

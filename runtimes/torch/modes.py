@@ -104,7 +104,10 @@ def opened(
         raise LoadError("option 'mode' is cuda_graphs, but torch sees no CUDA GPU: use compile")
     if place.is_cuda:
         settle_memory(options.expandable_segments)
-    model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
+    try:
+        model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(f"{place} has no memory for the model: {error}") from error
     if options.mode == "compile":
         return _declared(model, "compile"), _compiled(model, settings, options)
     if options.mode == "cuda_graphs":

@@ -6,8 +6,9 @@ copies; the network computes on a second stream, which waits for the copy by an 
 buffers let one batch be copied while another computes. With captured CUDA graphs, a batch is padded
 to a captured shape, copied into the graph's own inputs and replayed.
 
-A fault of the rows that only the model can detect becomes `BadRows`, a lost GPU `Unhealthy`, and
-every other fault `RunError`. Source: torch's documentation of CUDA semantics.
+A fault of the rows that only the model can detect becomes `BadRows`, a lack of memory
+`OutOfMemory`, a lost GPU `Unhealthy`, and every other fault `RunError`. Source: torch's
+documentation of CUDA semantics.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.errors import BadRows, OutOfMemory, Unhealthy, failed
 from runtimes.types import DTYPES, StageTimes
 from runtimes.warmup import CapturedShapes, Shape
 
@@ -91,9 +92,10 @@ def faults() -> Iterator[None]:
     except Exception as error:
         if "index out of bounds" in str(error):  # compiled code's message for such an index
             raise BadRows(f"the model does not take these rows: {error}") from error
-        if "CUDA error" in str(error):  # this process cannot use the device any more
+        fault = failed(f"torch failed on the batch: {error}", error)
+        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):  # this process cannot use the device any more
             raise Unhealthy(f"the GPU is lost: {error}") from error
-        raise RunError(f"torch failed on the batch: {error}") from error
+        raise fault from error
 
 
 def tensor_of(array: Array) -> torch.Tensor:

@@ -31,6 +31,7 @@ from deployments.replica import describe
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceTurn, DeviceWorker, FailedRows, Job, hang_limits
+from deployments.replica.device_memory import MemoryCap
 from deployments.replica.known_costs import cost_sources
 from deployments.replica.replica_core import ReplicaCore
 from deployments.replica.startup import StartupProgress, settings_here
@@ -86,7 +87,7 @@ class ServedResident:
             turn=place.turn,
             allow_non_finite=loaded.settings.allow_non_finite,
         )
-        self._worker.failed = FailedRows(loaded.name)
+        self._worker.failed, self._worker.cap = FailedRows(loaded.name), MemoryCap(loaded.name)
         self._core = ReplicaCore(self._worker)
         every_s = min(1.0, replicas.hang_limit_s / 4)
         self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
