@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -216,7 +216,8 @@ def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tu
     return sides[0], sides[1]
 
 
-class DeviceMemory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
     """Bytes of the memory of a GPU or a MIG slice; sums, where a process has several."""
 
     own: int | None  # taken by this process and those that it started; None: the driver hides it

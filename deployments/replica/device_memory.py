@@ -5,16 +5,27 @@ batches be from then on, and larger ones are cut before they run. The cap is dou
 `RECOVERS_S` without such a fault, up to where it is none any more, because what took the memory may
 be gone: another process, another model of this one, blocks of other sizes. A try that fails costs
 one run of the batch, at most once a minute. One row cannot be cut, so its fault lowers no cap.
+
+How much is taken NVML says (`runtimes.nvml`), in a thread: a driver that hangs keeps no loop. What
+the processes take that a replica started, as an engine is, counts as the replica's own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+from collections.abc import Callable
 
-from runtimes.errors import OutOfMemory
-from runtimes.types import Batch
+import psutil
+
+from runtimes import nvml
+from runtimes.errors import MissingBackend, OutOfMemory
+from runtimes.nvml import GpuMemory
+from runtimes.types import Batch, DeviceMemory
 
 RECOVERS_S = 60.0
+LOOKS_S = 5.0  # finding the processes takes milliseconds
 logger = logging.getLogger("headrace.replica")
 
 
@@ -54,3 +65,37 @@ class MemoryCap:
 def tokens_of(batch: Batch, pads: bool) -> int:
     """What the device computes: rows x longest where it pads, else the sum of lengths."""
     return batch.rows * int(batch.lengths.max()) if pads else int(batch.lengths.sum())
+
+
+def gpus_of(device: str, num_gpus: float) -> GpuMemory | None:
+    """Those that a model runs on. `device`: as its `Limits` name it; `num_gpus`: that Ray reserved,
+    for what does not say where it runs. None where there are none, or nobody can tell."""
+    kind, _, index = device.partition(":")
+    if kind != "cuda" and not num_gpus:
+        return None
+    visible, order = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", "")
+    return nvml.opened(visible, order, int(index) if index else None)
+
+
+def read(gpus: GpuMemory) -> DeviceMemory:
+    """Raises `MissingBackend` where the driver does not answer any more."""
+    this = psutil.Process()
+    return gpus.read({this.pid, *(child.pid for child in this.children(recursive=True))})
+
+
+async def watch_device_memory(
+    open_gpus: Callable[[], GpuMemory | None],
+    tell: Callable[[DeviceMemory | None], None],
+    model: str = "",
+) -> None:
+    """Tell what is taken, again and again until cancelled; nothing where there is no GPU. A driver
+    that goes is told once, as None."""
+    gpus = await asyncio.to_thread(open_gpus)
+    while gpus is not None:
+        try:
+            tell(await asyncio.to_thread(read, gpus))
+        except MissingBackend as gone:
+            logger.warning("the device's memory is not shown: %s", gone, extra={"model": model})
+            tell(None)
+            return
+        await asyncio.sleep(LOOKS_S)

@@ -93,7 +93,8 @@ def faults() -> Iterator[None]:
         if "index out of bounds" in str(error):  # compiled code's message for such an index
             raise BadRows(f"the model does not take these rows: {error}") from error
         fault = failed(f"torch failed on the batch: {error}", error)
-        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):  # this process cannot use the device any more
+        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):
+            # This process cannot use the device any more.
             raise Unhealthy(f"the GPU is lost: {error}") from error
         raise fault from error
 

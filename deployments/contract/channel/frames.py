@@ -204,8 +204,7 @@ class BatchCall(WireMessage, frozen=True):
 
 
 class RowError(WireMessage, frozen=True):
-    """Why one row of a batch failed. With no flag set, the runtime failed on this row alone (503).
-    """
+    """Why one row of a batch failed. Without a flag the runtime failed on this row alone (503)."""
 
     fields_in_3: ClassVar[int] = 4
 

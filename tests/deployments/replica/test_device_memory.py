@@ -1,8 +1,15 @@
-"""Batches that the device has no memory for: cut in halves, and smaller ones from then on."""
+"""Batches that the device has no memory for: cut in halves, and smaller ones from then on; and what
+is told of the memory that is taken."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.contract.channel.frames import rows_of
+from deployments.replica import device_memory
 from deployments.replica.device import run_bisected
 from deployments.replica.device_memory import RECOVERS_S, MemoryCap, tokens_of
 from runtimes.errors import OutOfMemory, failed
-from runtimes.types import Batch, Limits, Ragged, Result, StageTimes, TensorSpec
+from runtimes.types import Batch, DeviceMemory, Limits, Ragged, Result, StageTimes, TensorSpec
+from tests.fake_nvml import GIB, FakeDevice, FakeNvml, NVMLError_GpuIsLost
 
 IDS = TensorSpec("x", "INT64", (-1, -1))
 
@@ -97,9 +106,10 @@ def test_cap_doubles_a_minute_and_ends_above_what_did_not_fit():
     cap = capped(batch_of(*[16] * 8))
     again = batch_of(*[16] * 4)
     cap.exceeded(again, 64, OutOfMemory("none"), 10.0)
-    assert cap.holds(32, 10.0) and not cap.holds(33, 10.0 + RECOVERS_S - 1)
-    assert cap.holds(64, 10.0 + RECOVERS_S) and not cap.holds(65, 10.0 + RECOVERS_S)
-    assert cap.holds(128, 10.0 + 2 * RECOVERS_S) and not cap.holds(129, 10.0 + 2 * RECOVERS_S)
+    minutes = (10.0, 10.0 + RECOVERS_S, 10.0 + 2 * RECOVERS_S)
+    for now, allowed in zip(minutes, (32, 64, 128), strict=True):
+        assert not cap.holds(allowed + 1, now)
+        assert cap.holds(allowed, now + RECOVERS_S - 1)
     assert cap.holds(10**9, 10.0 + 3 * RECOVERS_S)
     assert cap.tokens is None
 
@@ -186,3 +196,67 @@ def test_pythons_own_error_says_nothing():
 )
 def test_other_words_are_other_faults(said):
     assert not isinstance(failed("m", RuntimeError(said)), OutOfMemory)
+
+
+# ---- what is taken ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """Two GPUs, in this process's place."""
+    monkeypatch.setattr(device_memory, "LOOKS_S", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    mine = {os.getpid(): GIB}
+    library = FakeNvml(
+        FakeDevice("GPU-0", used=3 * GIB, processes=mine), FakeDevice("GPU-1", used=GIB)
+    )
+    monkeypatch.setattr("runtimes.nvml._binding", lambda: library)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "used"),
+    [("cuda:0", 1, 3), ("cuda:1", 0, 1), ("cuda", 1, 4), ("cpu", 2, 4), ("cpu", 0.5, 4)],
+)
+def test_gpus_are_those_that_the_model_runs_on(nvml, device, num_gpus, used):
+    gpus = device_memory.gpus_of(device, num_gpus)
+    assert gpus.read([os.getpid()]).used == used * GIB
+
+
+def test_model_on_processors_has_none(nvml):
+    assert device_memory.gpus_of("cpu", 0) is None
+    assert nvml.opened == 0
+
+
+def test_memory_of_processes_that_it_started_is_the_replicas(nvml):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        nvml.gpus[0].processes[child.pid] = 2 * GIB
+        gpus = device_memory.gpus_of("cuda:0", 1)
+        assert device_memory.read(gpus) == DeviceMemory(3 * GIB, 3 * GIB, 80 * GIB)
+    finally:
+        child.communicate(b"\n")
+
+
+async def test_watch_tells_again_and_again_until_the_driver_is_gone(nvml, caplog):
+    told: list[Any] = []
+
+    def tell(memory: Any) -> None:
+        told.append(memory)
+        nvml.gpus[0].used = 5 * GIB
+        if len(told) == 2:
+            nvml.fails = NVMLError_GpuIsLost
+
+    gpus = partial(device_memory.gpus_of, "cuda:0", 1)
+    await asyncio.wait_for(device_memory.watch_device_memory(gpus, tell, "m"), 5.0)
+    total = 80 * GIB
+    assert told == [
+        DeviceMemory(GIB, 3 * GIB, total), DeviceMemory(GIB, 5 * GIB, total), None
+    ]  # fmt: skip
+    (line,) = caplog.records
+    assert "the device's memory is not shown" in line.getMessage()
+
+
+async def test_watch_of_no_gpu_ends(nvml):
+    gpus = partial(device_memory.gpus_of, "cpu", 0)
+    await asyncio.wait_for(device_memory.watch_device_memory(gpus, pytest.fail), 5.0)
