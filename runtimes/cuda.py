@@ -30,11 +30,13 @@ NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """`capability`: of its arithmetic, such as "9.0"; `driver`: such as "550.54.15"."""
+    """`capability`: of its arithmetic, such as "9.0"; `driver`: such as "550.54.15";
+    `memory_bytes`: in all, 0 where it is not known."""
 
     name: str
     capability: str
     driver: str
+    memory_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} ({self.capability}, driver {self.driver})"
@@ -75,7 +77,9 @@ def _gpu(driver: Any, index: int, release: str) -> VisibleGpu:
         _value(driver, driver.cuDeviceGetAttribute(getattr(attributes, f"{prefix}_{part}"), device))
         for part in ("MAJOR", "MINOR")
     ]
-    return VisibleGpu(name.split(b"\0")[0].decode(), ".".join(map(str, parts)), release)
+    memory_bytes = int(_value(driver, driver.cuDeviceTotalMem(device)))
+    named = name.split(b"\0")[0].decode()
+    return VisibleGpu(named, ".".join(map(str, parts)), release, memory_bytes)
 
 
 def _release(driver: Any, version: Path) -> str:

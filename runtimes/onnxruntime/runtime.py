@@ -123,8 +123,11 @@ class ONNXRuntimeRuntime(GraphRuntime):
         built_for_gpus = CUDA in able
         if built_for_gpus and chosen.device != "cpu":
             cuda.require("onnxruntime-gpu")
-        gpus = len(cuda.gpus()) if built_for_gpus else 0
-        place = options.chosen_device(chosen.device, gpus, "onnxruntime")
+        gpus = cuda.gpus() if built_for_gpus else ()
+        place = options.chosen_device(chosen.device, len(gpus), "onnxruntime")
+        if place.is_cuda:
+            total = gpus[place.index].memory_bytes
+            options.check_gpu_has(chosen.gpu_memory_mib, total, place)
         able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
         if precision not in able_to:
             raise LoadError(

@@ -22,7 +22,7 @@ import torch
 from runtimes import warmup
 from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.graph.options import check_layout
-from runtimes.options import CPU, chosen_device
+from runtimes.options import CPU, check_gpu_has, chosen_device
 from runtimes.torch import batch as torch_batch
 from runtimes.torch import model as torch_model
 from runtimes.torch.model import TorchModel
@@ -33,6 +33,7 @@ from runtimes.torch.runner import (
     HostRunner,
     Network,
     Runner,
+    bounds,
     gpus,
     settle_memory,
     tensor_of,
@@ -104,6 +105,9 @@ def opened(
         raise LoadError("option 'mode' is cuda_graphs, but torch sees no CUDA GPU: use compile")
     if place.is_cuda:
         settle_memory(options.expandable_segments)
+        total = torch.cuda.get_device_properties(place.index).total_memory
+        check_gpu_has(options.gpu_memory_mib, total, place)
+        bounds.set(settings.name, place.index, options.gpu_memory_mib, total)
     try:
         model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
     except torch.OutOfMemoryError as error:
@@ -115,6 +119,18 @@ def opened(
         edges = warmup.fixed_edges(settings, model.limits)
         model = replace(model, limits=replace(model.limits, fixed_edges=edges))
     return model, _runner(model, settings, options, Network(model.bind(model.module), model.floats))
+
+
+def closed(name: str, model: TorchModel, runner: Runner) -> None:
+    """Gives back what the model took of its device, also to other backends in this process. Its
+    modules stand in cycles, which would hold the weights until Python looks for cycles."""
+    runner.close()
+    if model.limits.device == CPU.kind:
+        return
+    for tensor in (*model.module.parameters(), *model.module.buffers()):
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    torch.cuda.empty_cache()
+    bounds.drop(name)
 
 
 def _compiled(model: TorchModel, settings: RuntimeSettings, options: TorchOptions) -> Runner:

@@ -266,6 +266,35 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+class MemoryBounds:
+    """The most that torch's allocator may take of each GPU. It has one bound a GPU for the whole
+    process, so models in the same process get the sum of theirs, and no bound as long as one of
+    them has none. `set_fraction(share, index)` tells it."""
+
+    def __init__(self, set_fraction: Callable[[float, int], None]) -> None:
+        self._set_fraction = set_fraction
+        self._of: dict[str, tuple[int, int | None, int]] = {}  # by model: GPU, MiB, all its bytes
+
+    def set(self, model: str, index: int, mib: int | None, total_bytes: int) -> None:
+        self._of[model] = index, mib, total_bytes
+        self._tell(index, total_bytes)
+
+    def drop(self, model: str) -> None:
+        """Nothing for a model that has no place."""
+        index, _, total_bytes = self._of.pop(model, (-1, None, 0))
+        if total_bytes:
+            self._tell(index, total_bytes)
+
+    def _tell(self, index: int, total_bytes: int) -> None:
+        bounds = [mib for place, mib, _ in self._of.values() if place == index]
+        known = [mib << 20 for mib in bounds if mib is not None]
+        share = sum(known) / total_bytes if known and len(known) == len(bounds) else 1.0
+        self._set_fraction(min(share, 1.0), index)
+
+
+bounds = MemoryBounds(torch.cuda.set_per_process_memory_fraction)
+
+
 def settle_memory(expandable: bool) -> None:
     """Sets how the CUDA allocator grows; holds for later allocations only."""
     chosen = f"expandable_segments:{expandable}"
