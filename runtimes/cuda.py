@@ -183,5 +183,7 @@ class CudaMemory:
         if status == self._cuda.cudaError_t.cudaSuccess:
             return values[0] if values else None
         if status == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            raise OutOfMemory(f"{name}: the GPU's memory is too small for the model's shapes")
+            raise OutOfMemory(
+                f"{name}: out of memory, the GPU has too little for the model's shapes"
+            )
         raise Unhealthy(f"the GPU is lost: {name} says {status}")

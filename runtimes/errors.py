@@ -47,12 +47,14 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Libraries say it in words alone, but for Python's own MemoryError."""
+    return isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)) is not None
+
+
 def failed(message: str, error: BaseException) -> RunError:
-    """The fault of a batch on which a library raised `error`: `OutOfMemory` if that says so.
-    Libraries say it in words alone, but for Python's own MemoryError."""
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
-        return OutOfMemory(message)
-    return RunError(message)
+    """The fault of a batch on which a library raised `error`."""
+    return OutOfMemory(message) if lacks_memory(error) else RunError(message)
 
 
 def library(module: str, needed: str, install: str) -> Any:

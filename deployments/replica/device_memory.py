@@ -83,6 +83,18 @@ def read(gpus: GpuMemory) -> DeviceMemory:
     return gpus.read({this.pid, *(child.pid for child in this.children(recursive=True))})
 
 
+def growth(before: DeviceMemory, now: DeviceMemory) -> int:
+    """Bytes that the process takes more; that everybody does, where its own are not told."""
+    if now.own is None:
+        return now.used - before.used
+    return now.own - (before.own or 0)  # a process that has taken nothing yet is not listed
+
+
+def others_bytes(memory: DeviceMemory) -> int:
+    """What other processes and the driver take; 0 where that cannot be told from its own."""
+    return 0 if memory.own is None else max(0, memory.used - memory.own)
+
+
 async def watch_device_memory(
     open_gpus: Callable[[], GpuMemory | None],
     tell: Callable[[DeviceMemory | None], None],

@@ -155,14 +155,14 @@ class Full(GraphRuntime):
     """Its device has lost all its memory to others."""
 
     def _open(self) -> Any:
-        raise OutOfMemory("cudaMalloc: the GPU's memory is too small for the model's shapes")
+        raise OutOfMemory("cudaMalloc: out of memory")
 
 
 def test_model_that_does_not_fit_is_told_when_it_is_loaded():
     from runtimes.graph.options import GraphOptions
 
     full = Full(RuntimeSettings("m", "tensorrt", None, Path("unused")), GraphOptions())
-    with pytest.raises(LoadError, match="memory is too small"):
+    with pytest.raises(LoadError, match="cudaMalloc: out of memory"):
         full.load()
 
 

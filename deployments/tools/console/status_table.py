@@ -260,8 +260,9 @@ def _phases(phases: Any) -> str:
 
 def pool_line(pool: Mapping[str, Any]) -> str:
     held = [
-        f"{report['replica']}: {_residents(report)}, {report['free_bytes'] / _MIB:.0f} MiB free"
+        f"{report['replica']}: {_residents(report)}, {free / _MIB:.0f} MiB free"
         for report in pool["reports"]
+        for free in (max(0, report["free_bytes"]),)
     ]
     serve = pool["serve"]
     cost = f"cost {pool['cost_hours']:.2f} replica hours, took {pool['saved_s']:.0f} s of work"

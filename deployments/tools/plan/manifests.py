@@ -20,9 +20,8 @@ from typing import Any
 
 from autoscaling.mig.geometry import Gpu, Profile
 from autoscaling.mig.packing import Plan, PlannedGpu, Slice
-from deployments.settings.groups import GroupSettings
+from deployments.settings.groups import MIG_RESOURCE, GroupSettings
 from deployments.settings.tree import Settings
-from deployments.settings.groups import MIG_RESOURCE
 from deployments.tools.plan.needs import MARGIN, POOL, Need
 
 
