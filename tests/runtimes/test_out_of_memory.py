@@ -16,7 +16,7 @@ import pytest
 
 from deployments.contract.channel.frames import rows_of
 from deployments.replica.device import run_bisected
-from deployments.replica.device_memory import MemoryCap
+from deployments.replica.device_memory import MemoryCap, gpus_of, read
 from runtimes import warmup
 from runtimes.cuda import CudaMemory
 from runtimes.errors import LoadError, OutOfMemory, RunError, Unhealthy
@@ -195,3 +195,56 @@ def test_cuda_call_without_memory_is_no_lost_gpu():
     memory._device = []
     with pytest.raises(OutOfMemory, match="cudaMalloc"):
         memory.device(1 << 40)
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_gpu() -> Any:
+    torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
+    return torch
+
+
+def test_nvml_and_torch_see_the_same_gpu(on_gpu):
+    pytest.importorskip("pynvml", reason="pip install nvidia-ml-py")
+    gpus = gpus_of("cuda:0", 1)
+    assert gpus is not None
+    held = on_gpu.empty(256 << 20, dtype=on_gpu.uint8, device="cuda:0")
+    found, total = read(gpus), on_gpu.cuda.get_device_properties(0).total_memory
+    assert found.total == pytest.approx(total, rel=0.05)
+    assert found.used >= held.nbytes
+    assert found.own is None or held.nbytes <= found.own <= found.used
+    gpus.close()
+
+
+def test_bound_on_a_gpus_memory_holds_and_is_given_back(on_gpu, tmp_path):
+    from runtimes.torch.runtime import TorchRuntime
+
+    class Wide(on_gpu.nn.Module):
+        """Takes 4 MiB a token, twice."""
+
+        def forward(self, ids: Any) -> Any:
+            wide = ids[..., None].float().expand(*ids.shape, 1 << 20) + 1
+            return (wide * 2).sum(-1)
+
+    sizes = {"ids": {0: on_gpu.export.Dim("b", max=64), 1: on_gpu.export.Dim("l", max=64)}}
+    sample = (on_gpu.ones(2, 3, dtype=on_gpu.int64),)
+    exported = on_gpu.export.export(Wide().eval(), sample, dynamic_shapes=sizes)
+    on_gpu.export.save(exported, tmp_path / "wide.pt2")
+    settings = RuntimeSettings(
+        "m", "torch", tmp_path / "wide.pt2", tmp_path, threads=1,
+        options={"device": "cuda:0", "gpu_memory_mib": 1024},
+    )  # fmt: skip
+    runtime, cap = TorchRuntime(settings), MemoryCap()
+    runtime.load()
+    with pytest.raises(OutOfMemory):
+        runtime.run(ids_of(*[32] * 8))
+    found = run_bisected(runtime, ids_of(*[32] * 8), cap=cap)
+    assert found.errors == ()
+    assert found.memory_faults > 0
+    runtime.close()
+    assert on_gpu.cuda.memory_reserved(0) < 64 << 20
+    assert on_gpu.empty(2 << 30, dtype=on_gpu.uint8, device="cuda:0").nbytes == 2 << 30
