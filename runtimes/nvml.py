@@ -49,7 +49,8 @@ class GpuMemory:
         """None where the driver does not say, or numbers processes otherwise, as of a container's
         host."""
         try:
-            running = self._library.nvmlDeviceGetComputeRunningProcesses(handle)
+            # Without its version the binding raises no NVMLError where a driver is too old for it.
+            running = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle)
         except self._library.NVMLError:
             return None
         sizes = [each.usedGpuMemory for each in running if each.pid in pids]

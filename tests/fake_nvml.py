@@ -29,6 +29,10 @@ class NVMLError_NoPermission(NVMLError):
     pass
 
 
+class NVMLError_FunctionNotFound(NVMLError):
+    pass
+
+
 class NVMLError_GpuIsLost(NVMLError):
     pass
 
@@ -62,6 +66,7 @@ class FakeNvml:
     NVMLError_NotFound = NVMLError_NotFound
     NVMLError_NoPermission = NVMLError_NoPermission
     NVMLError_GpuIsLost = NVMLError_GpuIsLost
+    NVMLError_FunctionNotFound = NVMLError_FunctionNotFound
     NVMLError_LibraryNotFound = NVMLError_LibraryNotFound
     NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
 
@@ -126,7 +131,7 @@ class FakeNvml:
         free = device.total - device.used
         return SimpleNamespace(total=device.total, used=device.used, free=free)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, device: FakeDevice) -> list[SimpleNamespace]:
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: FakeDevice) -> list[SimpleNamespace]:
         self._check()
         if device.hides is not None:
             raise device.hides(3)

@@ -468,7 +468,8 @@ class _Bisection:
 
     def run(self, batch: Batch, first: int) -> None:
         """Run a part of the batch. `first`: the index of the part's first row in the batch."""
-        if batch.rows > 1 and not self.cap.holds(self._tokens(batch), time.perf_counter()):
+        capped = batch.rows > 1 and self.cap.tokens is not None
+        if capped and not self.cap.holds(self._tokens(batch), time.perf_counter()):
             self._run_halves(batch, first)
             return
         self.on_run()

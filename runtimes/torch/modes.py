@@ -22,7 +22,7 @@ import torch
 from runtimes import warmup
 from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.graph.options import check_layout
-from runtimes.options import CPU, check_gpu_has, chosen_device
+from runtimes.options import CPU, Device, check_gpu_has, chosen_device
 from runtimes.torch import batch as torch_batch
 from runtimes.torch import model as torch_model
 from runtimes.torch.model import TorchModel
@@ -107,11 +107,21 @@ def opened(
         settle_memory(options.expandable_segments)
         total = torch.cuda.get_device_properties(place.index).total_memory
         check_gpu_has(options.gpu_memory_mib, total, place)
-        bounds.set(settings.name, place.index, options.gpu_memory_mib, total)
+        bounds.set(id(settings), place.index, options.gpu_memory_mib, total)
     try:
-        model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
-    except torch.OutOfMemoryError as error:
-        raise LoadError(f"{place} has no memory for the model: {error}") from error
+        return _opened_on(place, model, settings, options)
+    except BaseException as error:
+        if place.is_cuda:
+            _give_back(model, settings)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise LoadError(f"{place} has no memory for the model: {error}") from error
+        raise
+
+
+def _opened_on(
+    place: Device, model: TorchModel, settings: RuntimeSettings, options: TorchOptions
+) -> tuple[TorchModel, Runner]:
+    model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
     if options.mode == "compile":
         return _declared(model, "compile"), _compiled(model, settings, options)
     if options.mode == "cuda_graphs":
@@ -121,16 +131,19 @@ def opened(
     return model, _runner(model, settings, options, Network(model.bind(model.module), model.floats))
 
 
-def closed(name: str, model: TorchModel, runner: Runner) -> None:
-    """Gives back what the model took of its device, also to other backends in this process. Its
-    modules stand in cycles, which would hold the weights until Python looks for cycles."""
+def closed(model: TorchModel, settings: RuntimeSettings, runner: Runner) -> None:
     runner.close()
-    if model.limits.device == CPU.kind:
-        return
+    if model.limits.device != CPU.kind:
+        _give_back(model, settings)
+
+
+def _give_back(model: TorchModel, settings: RuntimeSettings) -> None:
+    """What the model took of its GPU, also to other backends in this process. Its modules stand in
+    cycles, which would hold the weights until Python looks for cycles."""
     for tensor in (*model.module.parameters(), *model.module.buffers()):
         tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     torch.cuda.empty_cache()
-    bounds.drop(name)
+    bounds.drop(id(settings))
 
 
 def _compiled(model: TorchModel, settings: RuntimeSettings, options: TorchOptions) -> Runner:

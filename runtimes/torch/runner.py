@@ -268,18 +268,18 @@ def gpus() -> int:
 
 class MemoryBounds:
     """The most that torch's allocator may take of each GPU. It has one bound a GPU for the whole
-    process, so models in the same process get the sum of theirs, and no bound as long as one of
-    them has none. `set_fraction(share, index)` tells it."""
+    process, so models in the same process (`model`: a number of its own) get the sum of theirs, and
+    no bound as long as one of them has none. `set_fraction(share, index)` tells it."""
 
     def __init__(self, set_fraction: Callable[[float, int], None]) -> None:
         self._set_fraction = set_fraction
-        self._of: dict[str, tuple[int, int | None, int]] = {}  # by model: GPU, MiB, all its bytes
+        self._of: dict[int, tuple[int, int | None, int]] = {}  # by model: GPU, MiB, all its bytes
 
-    def set(self, model: str, index: int, mib: int | None, total_bytes: int) -> None:
+    def set(self, model: int, index: int, mib: int | None, total_bytes: int) -> None:
         self._of[model] = index, mib, total_bytes
         self._tell(index, total_bytes)
 
-    def drop(self, model: str) -> None:
+    def drop(self, model: int) -> None:
         """Nothing for a model that has no place."""
         index, _, total_bytes = self._of.pop(model, (-1, None, 0))
         if total_bytes:

@@ -130,7 +130,7 @@ class TorchRuntime:
             self._prefetched = None
         if model is not None and runner is not None:
             modes = importlib.import_module("runtimes.torch.modes")
-            modes.closed(self._settings.name, model, runner)
+            modes.closed(model, self._settings, runner)
 
     def _loaded(self) -> tuple[TorchModel, Runner]:
         model, runner = self._model, self._runner  # one read: `close` may come from another thread

@@ -14,6 +14,7 @@ from tests.fake_nvml import (
     FakeDevice,
     FakeNvml,
     NVMLError,
+    NVMLError_FunctionNotFound,
     NVMLError_GpuIsLost,
     NVMLError_NoPermission,
     NVMLError_NotSupported,
@@ -78,7 +79,9 @@ def test_cut_gpu_without_a_slice_of_ours_is_nothing():
     assert read(FakeNvml(FakeDevice("GPU-c", slices=[None, None], cut=True)), "0") is None
 
 
-@pytest.mark.parametrize("hides", [NVMLError_NotSupported, NVMLError_NoPermission])
+@pytest.mark.parametrize(
+    "hides", [NVMLError_NotSupported, NVMLError_NoPermission, NVMLError_FunctionNotFound]
+)
 def test_memory_of_a_process_may_be_hidden(hides):
     hidden = FakeDevice("GPU-h", used=GIB, hides=hides)
     assert read(FakeNvml(hidden), None) == DeviceMemory(None, GIB, 80 * GIB)

@@ -219,19 +219,19 @@ class Told(dict[int, float]):
 def test_models_of_one_process_share_the_sum_of_what_they_may_take():
     told, total = Told(), 10 << 30
     bounds = MemoryBounds(told)
-    bounds.set("a", 0, 1024, total)
+    bounds.set(0, 0, 1024, total)
     assert told == {0: 0.1}
-    bounds.set("b", 0, 2048, total)
-    bounds.set("c", 1, 5120, total)
+    bounds.set(1, 0, 2048, total)
+    bounds.set(2, 1, 5120, total)
     assert told == {0: pytest.approx(0.3), 1: 0.5}
-    bounds.set("d", 0, None, total)  # has no bound, so the process can have none
+    bounds.set(3, 0, None, total)  # has no bound, so the process can have none
     assert told[0] == 1.0
-    bounds.drop("d")
-    bounds.drop("a")
+    bounds.drop(3)
+    bounds.drop(0)
     assert told == {0: pytest.approx(0.2), 1: 0.5}
-    bounds.set("e", 0, 9_000, total)
+    bounds.set(4, 0, 9_000, total)
     assert told[0] == 1.0
-    bounds.drop("nobody")
+    bounds.drop(9)
 
 
 def test_closed_model_gives_its_weights_memory_back_at_once(bert, tmp_path):
@@ -240,10 +240,10 @@ def test_closed_model_gives_its_weights_memory_back_at_once(bert, tmp_path):
     model, runner = made._loaded()
     weights = list(model.module.parameters())
     assert sum(each.nbytes for each in weights)
-    modes.closed("m", model, runner)
+    modes.closed(model, made._settings, runner)
     assert sum(each.nbytes for each in weights)
     on_gpu = replace(model, limits=replace(model.limits, device="cuda:0"))
-    modes.closed("m", on_gpu, runner)
+    modes.closed(on_gpu, made._settings, runner)
     assert sum(each.nbytes for each in weights) == 0
 
 
