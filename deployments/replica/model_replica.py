@@ -142,7 +142,7 @@ class ModelReplica:
             await self._server.close()
         await self._close_runtime()
 
-    def _watch_memory(
+    def _watch_device(
         self, device: str, core: DeviceWorker | StreamCore
     ) -> Coroutine[Any, Any, None]:
         """Of the GPUs that the model runs on; whoever answers tells gateways of it."""
@@ -247,7 +247,7 @@ class BatchReplica(ModelReplica):
             watching.append(
                 watch_memory(lambda: (worker.running, ""), limit_mib, self._end_process)
             )
-        watching.append(self._watch_memory(self._runtime.limits().device, worker))
+        watching.append(self._watch_device(self._runtime.limits().device, worker))
         self._watches = tuple(self._loop.create_task(each) for each in watching)
         await self._listen(ReplicaCore(worker), args)
 
@@ -354,7 +354,7 @@ class StreamReplica(ModelReplica):
         limits = hang_limits(self._settings)
         watching = (
             watch_stalls(core, limits, self._end_process, min(1.0, limits.max_s / 4)),
-            self._watch_memory(self._runtime.limits().device, core),
+            self._watch_device(self._runtime.limits().device, core),
         )
         self._watches = tuple(map(asyncio.get_running_loop().create_task, watching))
         await self._listen(core, args)

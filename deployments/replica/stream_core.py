@@ -334,16 +334,9 @@ class StreamCore:
             shares = SharesMessage(*self._turns.report(gateway, now))
         held = len(stream.running) + stream.outbox.ends
         return StepMessage(
-            pieces,
-            held,
-            stream.seen,
-            self.inflight,
-            load,
-            shares,
-            self._read,
-            self._written,
+            pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written,
             self.device_memory,
-        )
+        )  # fmt: skip
 
     def _start(self, stream: _GatewayStream, run: _StreamRun) -> None:
         task = self._loop.create_task(self._serve(stream, run))

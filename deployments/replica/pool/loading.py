@@ -1,10 +1,10 @@
 """How does a process that runs already take in a model: staged, loaded, compared, warmed, served?
 
 It starts a model as the model's own replica does, with two differences: the warm-up is brief, one
-row of each length for `WARM_S`, and nothing is measured. A model's size is what the process
-grew by while it was loaded (of one that runs on a GPU, there), or the size of its files, whichever
-is more. Nothing in Python ends a thread,
-so loading that takes longer than the model's `start_timeout_s` ends the process.
+row of each length for `WARM_S`, and nothing is measured. A model's size is what the process grew by
+while it was loaded (of one that runs on a GPU, there), or the size of its files, whichever is more.
+Nothing in Python ends a thread, so loading that takes longer than the model's `start_timeout_s`
+ends the process.
 
 To gateways a served model is a replica like any other, with a core, a worker and a channel of its
 own, and it leaves like one. Its runtime stays open, for the owner to keep or close.
