@@ -159,7 +159,9 @@ def _beyond_slice(model: ModelSettings) -> str | None:
     from runtimes import catalog
 
     bound = model.options.get(catalog.GPU_MEMORY)
-    for name in model.replicas.resources if bound is not None else ():
+    if bound is None:
+        return None
+    for name in model.replicas.resources:
         found = MIG_RESOURCE.fullmatch(name)
         most_mib = int(found.group(2).removesuffix("gb")) * 1024 if found else None
         if most_mib is not None and bound > most_mib:

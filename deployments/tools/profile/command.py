@@ -25,7 +25,7 @@ from deployments.tools.profile.measure import (
 )
 from deployments.tools.profile.sweep import TimedRun
 from loadtests.report.table import aligned
-from loadtests.results.report_table import Table
+from loadtests.results.report_table import Cell, Table
 from routers.estimates.cost.residuals import at_quantile
 
 STOPPED = 130
@@ -127,7 +127,7 @@ def tables(found: Findings) -> Iterator[Table]:
 
 def _memory(found: Findings) -> Table:
     """MiB; of all processes where the driver hides whose it is."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for each in found.memory:
         memory = each.memory
         if memory is None:
