@@ -94,7 +94,7 @@ class PoolReading:
 
     replica: str
     residents: tuple[ResidentReading, ...] = ()
-    free_bytes: int = 0  # for further weights
+    free_bytes: int = 0  # for further weights; below 0: holds more than there is
 
 
 class Reason(Enum):

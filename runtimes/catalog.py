@@ -51,6 +51,18 @@ class BackendEntry:
     kinds: tuple[SourceKind, ...] = ()
 
 
+GPU_MEMORY = (
+    "gpu_memory_mib"  # the most that a model takes of a GPU, where a backend can keep to it
+)
+_UNBOUNDED: Mapping[str, str] = {
+    "openvino": "it runs on processors; replicas.memory_limit_mib bounds the process",
+    "python": "a class allocates as it likes and can bound itself, such as by "
+    "torch.cuda.set_per_process_memory_fraction in its load",
+    "synthetic": "its device has no memory",
+    "tensorrt": "its engines take what they are built for; lower batch.max_size and "
+    "batch.max_tokens",
+    "vllm": "set gpu_memory_utilization, a share of the GPU, or kv_cache_gib",
+}
 _GRAPHS = (SourceKind.HUGGING_FACE, SourceKind.ONNX)
 
 
@@ -117,6 +129,8 @@ def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = 
     entry = entry_of(runtime, task)
     if precision not in entry.precisions:
         raise LoadError(f"{runtime} has no precision '{precision}', {_listed(entry.precisions)}")
+    if GPU_MEMORY in options and runtime in _UNBOUNDED:
+        raise LoadError(f"{runtime} has no option '{GPU_MEMORY}': {_UNBOUNDED[runtime]}")
     option_parser.parse(options_class(runtime, task), options)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.errors import LoadError, MissingBackend, Unhealthy, library
+from runtimes.errors import MissingBackend, OutOfMemory, Unhealthy, library
 
 VERSION = Path("/proc/driver/nvidia/version")
 NAME_BYTES = 256
@@ -30,11 +30,13 @@ NAME_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """`capability`: of its arithmetic, such as "9.0"; `driver`: such as "550.54.15"."""
+    """`capability`: of its arithmetic, such as "9.0"; `driver`: such as "550.54.15";
+    `memory_bytes`: in all, 0 where it is not known."""
 
     name: str
     capability: str
     driver: str
+    memory_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} ({self.capability}, driver {self.driver})"
@@ -75,7 +77,9 @@ def _gpu(driver: Any, index: int, release: str) -> VisibleGpu:
         _value(driver, driver.cuDeviceGetAttribute(getattr(attributes, f"{prefix}_{part}"), device))
         for part in ("MAJOR", "MINOR")
     ]
-    return VisibleGpu(name.split(b"\0")[0].decode(), ".".join(map(str, parts)), release)
+    memory_bytes = int(_value(driver, driver.cuDeviceTotalMem(device)))
+    named = name.split(b"\0")[0].decode()
+    return VisibleGpu(named, ".".join(map(str, parts)), release, memory_bytes)
 
 
 def _release(driver: Any, version: Path) -> str:
@@ -174,10 +178,12 @@ class CudaMemory:
             self._do("cudaStreamDestroy", stream)
 
     def _do(self, name: str, *arguments: Any) -> Any:
-        """What the call gives beside its status. Raises `LoadError` where memory is short."""
+        """What the call gives beside its status. Raises `OutOfMemory` where memory is short."""
         status, *values = getattr(self._cuda, name)(*arguments)
         if status == self._cuda.cudaError_t.cudaSuccess:
             return values[0] if values else None
         if status == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            raise LoadError(f"{name}: the GPU's memory is too small for the model's shapes")
+            raise OutOfMemory(
+                f"{name}: out of memory, the GPU has too little for the model's shapes"
+            )
         raise Unhealthy(f"the GPU is lost: {name} says {status}")

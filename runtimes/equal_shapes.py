@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from runtimes import rows, warmup
-from runtimes.errors import BadRows, LoadError, RunError, Unhealthy
+from runtimes.errors import BadRows, LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.types import (
     Batch,
     Limits,
@@ -92,6 +92,8 @@ class EqualShapes:
             limits = self.limits()
             try:
                 self.run(warmup.batch(limits, 1, self._wanted.lengths[0]))
+            except OutOfMemory:
+                pass  # a new process would lack it too
             except RunError as error:
                 raise Unhealthy(f"even the smallest batch fails: {error}") from error
         self._inner.health()

@@ -130,6 +130,22 @@ def check_device(text: str) -> None:
         raise ValueError(f"option 'device' is {text!r}, it takes {RIGHT}")
 
 
+def check_gpu_memory(mib: int | None, device: str) -> None:
+    """Of an option `gpu_memory_mib`. Raises `ValueError` in the words of an option's mistake."""
+    if mib is not None and mib < 1:
+        raise ValueError(f"option 'gpu_memory_mib' is {mib}, it must be 1 or more")
+    if mib is not None and device == "cpu":
+        raise ValueError("option 'gpu_memory_mib' is set, which option 'device' cpu has not")
+
+
+def check_gpu_has(mib: int | None, total_bytes: int, device: Device) -> None:
+    """Raises `LoadError` for more than the GPU has; `total_bytes`: 0 where that is not known."""
+    if mib is not None and 0 < total_bytes < mib << 20:
+        raise LoadError(
+            f"option 'gpu_memory_mib' is {mib}, but {device} has {total_bytes >> 20} MiB"
+        )
+
+
 def chosen_device(text: str, gpus: int, backend: str) -> Device:
     """The device for an option that passed `check`; `gpus`: how many `backend` can use here.
     Raises `MissingBackend`."""

@@ -47,7 +47,8 @@ def measure(
     clock: Callable[[], float] = perf_counter,
 ) -> Profile:
     """(rows, length, seconds) of each shape that was run; about `seconds` in all, none for 0.
-    Raises `LoadError` where a batch fails: callers would meet the same."""
+    Raises `LoadError` where a batch fails: callers would meet the same. Shapes for which memory
+    is too small are left out."""
     if limits.sample is None and not limits.takes_zeros:
         return ()
     end = clock() + seconds
@@ -56,8 +57,9 @@ def measure(
         left = end - clock()
         if left <= 0.0 or _MIN_RUNS * at_most(rows, length, found) > left:
             continue
-        tried = warmup.batch(limits, rows, length)
-        found.append((rows, length, _least(run, tried, length, clock)))
+        took_s = _least(run, warmup.batch(limits, rows, length), length, clock)
+        if took_s is not None:
+            found.append((rows, length, took_s))
     return tuple(found)
 
 
@@ -94,13 +96,14 @@ def at_most(rows: int, length: int, found: Iterable[tuple[int, int, float]]) -> 
 
 def _least(
     run: Callable[[Batch], object], tried: Batch, length: int, clock: Callable[[], float]
-) -> float:
+) -> float | None:
     least = spent = 0.0
     for done in range(_MAX_RUNS):
         if done >= _MIN_RUNS and spent >= _ENOUGH_S:
             break
         begin = clock()
-        warmup.attempt(run, tried, length)
+        if not warmup.attempt(run, tried, length):
+            return None
         took_s = clock() - begin
         spent += took_s
         least = min(least, took_s) if done else took_s

@@ -216,6 +216,15 @@ def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tu
     return sides[0], sides[1]
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of the memory of a GPU or a MIG slice; sums, where a process has several."""
+
+    own: int | None  # taken by this process and those that it started; None: the driver hides it
+    used: int  # by all processes, and by the driver
+    total: int
+
+
 class Runtime(Protocol):
     """A batch backend. One thread at a time calls it; `close` may be called from any thread.
 

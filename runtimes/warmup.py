@@ -12,6 +12,7 @@ least: fewest rows x length, then fewest rows. What none holds is run by its cal
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from runtimes.errors import BadRows, LoadError, RunError
+from runtimes.errors import BadRows, LoadError, OutOfMemory, RunError
 from runtimes.rows import lengths_of
 from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, int]  # rows, length
 WARM_S = 30.0  # when a backend's settings say nothing else
+logger = logging.getLogger("headrace.replica")
 
 
 def sizes(max_size: int) -> tuple[int, ...]:
@@ -62,7 +64,8 @@ def warm(
     settings: RuntimeSettings, limits: Limits, run: Callable[[Batch], object], warm_s: float
 ) -> None:
     """Runs the batches one by one, with progress, until `warm_s` seconds have passed. Raises
-    `LoadError` where one fails: callers would meet the same."""
+    `LoadError` where one fails: callers would meet the same. Only memory may be too small for
+    several rows: then callers' batches are halved."""
     _each_until(settings, limits, run, shapes(settings, limits), warm_s)
 
 
@@ -80,10 +83,16 @@ def _each_until(
     settings: RuntimeSettings, limits: Limits, run: Callable[[Batch], object],
     wanted: Sequence[Shape], seconds: float,
 ) -> None:  # fmt: skip
-    begin = perf_counter()
+    begin, fits = perf_counter(), True
     for done, (rows, length) in enumerate(wanted):
         settings.progress("warming", done / len(wanted))
-        attempt(run, batch(limits, rows, length), length)
+        if not attempt(run, batch(limits, rows, length), length) and fits:
+            fits = False  # smaller ones may not fit either: one line is enough
+            logger.warning(
+                "the device has no memory for %d rows of %d: such batches will be halved; lower "
+                "batch.max_tokens or batch.max_size",
+                rows, length, extra={"model": settings.name},
+            )  # fmt: skip
         if perf_counter() - begin > seconds:
             break
     settings.progress("warming", 1.0)
@@ -141,11 +150,15 @@ def of_length(limits: Limits, length: int) -> Limits:
     return replace(limits, inputs=inputs)
 
 
-def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
-    """Raises `LoadError` where the batch fails."""
+def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> bool:
+    """False where the device has too little memory for several rows. Raises `LoadError` where the
+    batch fails otherwise."""
     try:
         run(tried)
+        return True
     except (BadRows, RunError) as error:
+        if isinstance(error, OutOfMemory) and tried.rows > 1:
+            return False
         raise LoadError(
             f"the model does not run {tried.rows} rows of {length} (lengths.max and batch bound "
             f"what it is tried with): {error}"

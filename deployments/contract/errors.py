@@ -180,6 +180,13 @@ class RowFailed(HeadraceError):
     status, outcome, code = 503, "failed", "inference_failed"
 
 
+class OutOfDeviceMemory(RowFailed):
+    """No replica's device had the memory for this input alone. No `Retry-After`: whether there will
+    be more, nobody knows."""
+
+    code = "out_of_device_memory"
+
+
 class Expired(HeadraceError):
     """The request's timeout passed before the request was answered."""
 

@@ -15,6 +15,7 @@ from deployments.contract.pool import PoolMember
 from deployments.contract.rollout.costs import Fit
 from deployments.contract.rollout.observations import Observations
 from deployments.contract.rollout.terms import RolloutRoute
+from runtimes.types import DeviceMemory
 
 ANSWER_S = 5.0
 """Seconds that a caller waits for the registry at most: it may hang without being dead."""
@@ -79,6 +80,7 @@ class ModelSnapshot:
     ejected: list[str] = field(default_factory=list)  # replicas that are left out as slow
     asleep: bool = False  # it answers without a replica
     cost_fit: Fit | None = None  # seconds of a batch by now, of the first of several groups
+    device_memory: dict[str, DeviceMemory] = field(default_factory=dict)  # by replica on a GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,6 +209,7 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
             "memory_bytes": pool.memory_mib * _MIB,
             "after_s": pool.after_ms / 1000,
             **({"memory_limit_mib": pool.memory_limit_mib} if pool.memory_limit_mib else {}),
+            **({"num_gpus": pool.num_gpus} if pool.num_gpus else {}),
         },
         "autoscaling_policy": {"policy_function": COPY_TARGETS},
         "deployments": [

@@ -7,6 +7,7 @@ that says that it will not recover calls `on_death`; both end the replica's proc
 can put a batch on its device while another computes, a second thread has it do so.
 
 A batch that raises is halved until the bad rows stand alone: O(k log n) extra runs for k bad rows.
+One that the device lacks memory for is halved too, and `MemoryCap` cuts those that come after it.
 A row whose answer is NaN or infinite failed too, unless the model may give such answers. One thread
 at a time writes to a job. Times are `time.perf_counter` seconds of this process.
 """
@@ -27,11 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deployments.contract.channel.frames import Column, RowError, from_ragged
+from deployments.replica.device_memory import MemoryCap, tokens_of
 from deployments.settings.model import ModelSettings
 from routers.api.requests import FlowWork, Report
 from routers.staging import Staged, Staging, Turn
-from runtimes.errors import BadRows, RunError, Unhealthy
-from runtimes.types import Batch, Prefetching, Ragged, Result, Runtime, StageTimes
+from runtimes.errors import BadRows, OutOfMemory, RunError, Unhealthy
+from runtimes.types import Batch, DeviceMemory, Prefetching, Ragged, Result, Runtime, StageTimes
 
 logger = logging.getLogger("headrace.replica")
 
@@ -55,6 +57,7 @@ class BatchResult(NamedTuple):
     errors: tuple[RowError, ...]
     times: StageTimes
     padded_tokens: int
+    memory_faults: int = 0  # runs of it, or of its parts, that the device had no memory for
 
 
 NOTHING_RUN = BatchResult({}, (), StageTimes(), 0)
@@ -285,6 +288,7 @@ class DeviceWorker:
         allow_non_finite: bool = False,
     ) -> None:
         self.failed = FailedRows()
+        self.cap = MemoryCap()
         self.queue = DeviceQueue(slots, self._stage, shared=turn is not None)
         self._runtime = runtime
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -292,6 +296,7 @@ class DeviceWorker:
         self._limits = limits
         self._on_hang = on_hang
         self.on_death: Callable[[str], None] = lambda why: None
+        self.device_memory: DeviceMemory | None = None  # told by whoever looks at it
         self._closing = False
         self._shared, self._turn = turn is not None, turn or contextlib.nullcontext()
         self._allow_non_finite = allow_non_finite
@@ -388,7 +393,7 @@ class DeviceWorker:
         try:
             job.result = run_bisected(
                 self._runtime, job.batch, allow_non_finite=self._allow_non_finite,
-                on_run=self._mark_run, failed=self.failed,
+                on_run=self._mark_run, failed=self.failed, cap=self.cap,
             )  # fmt: skip
         except Unhealthy as fault:
             self._report_death(fault)
@@ -456,11 +461,17 @@ class _Bisection:
     allow_non_finite: bool
     on_run: Callable[[], None]
     failed: FailedRows
+    cap: MemoryCap
+    memory_faults: int = 0
     parts: list[Result] = field(default_factory=list)
     errors: list[RowError] = field(default_factory=list)
 
     def run(self, batch: Batch, first: int) -> None:
         """Run a part of the batch. `first`: the index of the part's first row in the batch."""
+        capped = batch.rows > 1 and self.cap.tokens is not None
+        if capped and not self.cap.holds(self._tokens(batch), time.perf_counter()):
+            self._run_halves(batch, first)
+            return
         self.on_run()
         try:
             self._keep(self.runtime.run(batch), first)
@@ -468,11 +479,27 @@ class _Bisection:
         except Unhealthy:
             raise
         except Exception as fault:
+            self._note(fault, batch, first)
             if batch.rows == 1:
-                if not isinstance(fault, BadRows):
-                    self.failed.say(fault)
-                self.errors.append(RowError(first, isinstance(fault, BadRows), str(fault)))
                 return
+        # Not in the handler: the fault holds the frames that hold the memory of what failed.
+        self._run_halves(batch, first)
+
+    def _note(self, fault: Exception, batch: Batch, first: int) -> None:
+        no_memory = isinstance(fault, OutOfMemory)
+        if isinstance(fault, OutOfMemory):
+            self.memory_faults += 1
+            self.cap.exceeded(batch, self._tokens(batch), fault, time.perf_counter())
+        if batch.rows == 1:
+            bad = isinstance(fault, BadRows)
+            if not bad:
+                self.failed.say(fault)
+            self.errors.append(RowError(first, bad, str(fault), out_of_memory=no_memory))
+
+    def _tokens(self, batch: Batch) -> int:
+        return tokens_of(batch, self.runtime.limits().pads)
+
+    def _run_halves(self, batch: Batch, first: int) -> None:
         middle = batch.rows // 2
         self.run(batch.picked(range(middle)), first)
         self.run(batch.picked(range(middle, batch.rows)), first + middle)
@@ -497,16 +524,20 @@ def run_bisected(
     allow_non_finite: bool = False,
     on_run: Callable[[], None] = lambda: None,
     failed: FailedRows | None = None,
+    cap: MemoryCap | None = None,
 ) -> BatchResult:
     """Run the batch; where it raises, halve it until the bad rows stand alone. Raises `Unhealthy`
-    only. `on_run` is called before each run of the batch or of a part of it."""
-    done = _Bisection(runtime, allow_non_finite, on_run, failed or FailedRows())
+    only. `on_run` is called before each run of the batch or of a part of it; `cap`: what the device
+    was found to hold, which a batch may lower."""
+    done = _Bisection(runtime, allow_non_finite, on_run, failed or FailedRows(), cap or MemoryCap())
     done.run(batch, 0)
     names = done.parts[0].outputs if done.parts else ()
     outputs = {name: Ragged.joined([part.outputs[name] for part in done.parts]) for name in names}
     padded_tokens = sum(part.padded_tokens for part in done.parts)
     times = StageTimes.total(done.parts)
-    return BatchResult(from_ragged(outputs), tuple(done.errors), times, padded_tokens)
+    return BatchResult(
+        from_ragged(outputs), tuple(done.errors), times, padded_tokens, done.memory_faults
+    )
 
 
 def non_finite_rows(outputs: Mapping[str, Ragged]) -> list[int]:

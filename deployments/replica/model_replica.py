@@ -16,7 +16,7 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.backend_env import reserved_cpus
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.device import DeviceWorker, FailedRows, hang_limits
+from deployments.replica.device_memory import MemoryCap, gpus_of, watch_device_memory
 from deployments.replica.groups import version_of
 from deployments.replica.known_costs import CostSources, KnownCosts, cost_sources
 from deployments.replica.replica_core import ReplicaCore
@@ -55,7 +56,7 @@ from deployments.settings_files.made import cache_dir
 from routers.shared_engines import WAITING_SHARE
 from runtimes import catalog, independence, profiling
 from runtimes.profiling import Profile
-from runtimes.types import Runtime, StreamRuntime
+from runtimes.types import DeviceMemory, Runtime, StreamRuntime
 
 _OPTIONAL_ENDS_S = 600.0
 _LONGEST_WAIT_S = 60.0  # for other replicas of the same version
@@ -140,6 +141,17 @@ class ModelReplica:
         if self._server is not None:
             await self._server.close()
         await self._close_runtime()
+
+    def _watch_device(
+        self, device: str, core: DeviceWorker | StreamCore
+    ) -> Coroutine[Any, Any, None]:
+        """Of the GPUs that the model runs on; whoever answers tells gateways of it."""
+
+        def tell(memory: DeviceMemory | None) -> None:
+            core.device_memory = memory
+
+        gpus = partial(gpus_of, device, self._settings.replicas.num_gpus)
+        return watch_device_memory(gpus, tell, self._name)
 
     async def _close_core(self) -> None:
         """End all work. The connections still take what it has to say."""
@@ -228,13 +240,14 @@ class BatchReplica(ModelReplica):
             on_hang=lambda: self._end_process("a batch hangs (hang_limit_s, hang_factor)"),
             allow_non_finite=model.allow_non_finite,
         )
-        worker.failed = FailedRows(self._name)
+        worker.failed, worker.cap = FailedRows(self._name), MemoryCap(self._name)
         worker.on_death = self._end_process
         watching = [watch_hangs(worker, min(1.0, limits.max_s / 4))]
         if (limit_mib := model.replicas.memory_limit_mib) is not None:
             watching.append(
                 watch_memory(lambda: (worker.running, ""), limit_mib, self._end_process)
             )
+        watching.append(self._watch_device(self._runtime.limits().device, worker))
         self._watches = tuple(self._loop.create_task(each) for each in watching)
         await self._listen(ReplicaCore(worker), args)
 
@@ -339,8 +352,11 @@ class StreamReplica(ModelReplica):
             self._runtime, at_once * WAITING_SHARE, at_once, on_death=self._end_process
         )
         limits = hang_limits(self._settings)
-        watching = watch_stalls(core, limits, self._end_process, min(1.0, limits.max_s / 4))
-        self._watches = (asyncio.get_running_loop().create_task(watching),)
+        watching = (
+            watch_stalls(core, limits, self._end_process, min(1.0, limits.max_s / 4)),
+            self._watch_device(self._runtime.limits().device, core),
+        )
+        self._watches = tuple(map(asyncio.get_running_loop().create_task, watching))
         await self._listen(core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:

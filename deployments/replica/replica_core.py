@@ -143,4 +143,6 @@ class ReplicaCore:
             virtual_time=report.virtual_time,
             served=report.served,
             waiting=None if known else report.waiting,
+            memory_faults=result.memory_faults,
+            device_memory=self._worker.device_memory,
         )

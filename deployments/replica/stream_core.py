@@ -33,7 +33,7 @@ from deployments.replica.channel_server import GatewayConnection
 from routers.api.requests import NO_TOKENS, Tokens
 from routers.stream_staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
-from runtimes.types import Chunk, EngineLoad, StreamRequest, StreamRuntime
+from runtimes.types import Chunk, DeviceMemory, EngineLoad, StreamRequest, StreamRuntime
 
 MAX_MESSAGE_BYTES = 1 << 20  # a message's last piece may exceed it
 _NOTHING = Chunk(b"", 0, 0, 0, 0)
@@ -207,6 +207,7 @@ class StreamCore:
         self._inflight = 0
         self._leaving = self._closed = False
         self._load = EngineLoad()
+        self.device_memory: DeviceMemory | None = None  # told by whoever looks at it
         self._read = self._written = 0  # as in `StepMessage`
 
     @property
@@ -333,8 +334,9 @@ class StreamCore:
             shares = SharesMessage(*self._turns.report(gateway, now))
         held = len(stream.running) + stream.outbox.ends
         return StepMessage(
-            pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written
-        )
+            pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written,
+            self.device_memory,
+        )  # fmt: skip
 
     def _start(self, stream: _GatewayStream, run: _StreamRun) -> None:
         task = self._loop.create_task(self._serve(stream, run))

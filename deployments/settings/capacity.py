@@ -69,8 +69,8 @@ class PoolSettings(Section):
         default=1024,
         ge=1,
         le=16_777_216,
-        description="Memory for models' weights in one pool replica, MiB. The least valuable model "
-        "is unloaded when another one needs room.",
+        description="Memory for models' weights in one pool replica, MiB; of its GPU, for models "
+        "that run there. The least valuable model is unloaded when another one needs room.",
     )
     memory_limit_mib: int | None = Field(
         default=None,

@@ -33,6 +33,7 @@ Options = Annotated[
     BeforeValidator(lambda value: {} if value is None else value),
     AfterValidator(finite),
 ]
+MIG_RESOURCE = re.compile(r"mig_(\d+g)_(\d+gb)(_me)?")  # Ray's name for a slice of a GPU
 _RAYS_OWN = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory_mib"}
 _OF_THE_MODEL = ("runtime", "precision", "options")
 _OF_REPLICAS = (

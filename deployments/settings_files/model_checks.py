@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from deployments.settings import model_paths, python_source, remote_source
 from deployments.settings.accept import PATHS
+from deployments.settings.groups import MIG_RESOURCE
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError
 from deployments.settings_files import sources
@@ -137,6 +138,8 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
             catalog.check(model.runtime, options, model.precision, model.task)
         except LoadError as error:
             return [((at,), str(error))]
+    if too_large := _beyond_slice(model):
+        return [(("options",), too_large)]
     generates = model.task == catalog.GENERATE
     wrong = (
         None
@@ -148,6 +151,25 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
     missing = catalog.available(model.runtime, model.task) if here else None
     absent: list[tuple[Path, str]] = [(("runtime",), missing)] if missing else []
     return [*absent, *_option_complaints(model, here)]
+
+
+def _beyond_slice(model: ModelSettings) -> str | None:
+    """Why `gpu_memory_mib` is more than the MIG slice has that the replicas ask for. A slice has a
+    little less than its name says."""
+    from runtimes import catalog
+
+    bound = model.options.get(catalog.GPU_MEMORY)
+    if bound is None:
+        return None
+    for name in model.replicas.resources:
+        found = MIG_RESOURCE.fullmatch(name)
+        most_mib = int(found.group(2).removesuffix("gb")) * 1024 if found else None
+        if most_mib is not None and bound > most_mib:
+            return (
+                f"option '{catalog.GPU_MEMORY}' is {bound}, but a slice of {name} has less than "
+                f"{most_mib} MiB"
+            )
+    return None
 
 
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

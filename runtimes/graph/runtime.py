@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runtimes import calibration, exporting, rows, warmup
-from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.errors import LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.folder import pooling_of
 from runtimes.graph import dense
 from runtimes.graph.bert import is_built
@@ -70,7 +70,10 @@ class GraphRuntime(ABC):
 
     def load(self) -> None:
         """Raises `LoadError`; after it the limits are known and `run` may be called."""
-        engine = self._open()
+        try:
+            engine = self._open()
+        except OutOfMemory as error:
+            raise LoadError(str(error)) from error
         try:
             self._engine = engine
             self._signature = self._fixed(engine, self._sign(engine))
@@ -109,7 +112,7 @@ class GraphRuntime(ABC):
 
     def health(self) -> None:
         """Raises `Unhealthy` when nothing is loaded, or when after a failed batch the smallest
-        possible one fails too."""
+        possible one fails too; not for lack of memory, which a new process would lack too."""
         if self._engine is None:
             raise Unhealthy("the model is not loaded")
         if not self._failed:
@@ -117,6 +120,8 @@ class GraphRuntime(ABC):
         limits = self.limits()
         try:
             self.run(warmup.batch(limits, 1, probe_lengths(limits, self._smallest_edge())[1]))
+        except OutOfMemory:
+            return
         except RunError as error:
             raise Unhealthy(f"even the smallest batch fails: {error}") from error
 

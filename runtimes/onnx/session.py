@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtimes import errors
+from runtimes import errors, options
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph.options import DeviceOptions
 from runtimes.options import Device
@@ -37,7 +37,7 @@ class ONNXRuntimeOptions(DeviceOptions):
     """tensorrt_engines: for what TensorRT can run, CUDA for the rest. io_binding: inputs and
     outputs are bound to memory instead of handed over. arena: memory that is kept between batches,
     given back after each, or taken each time; arena_growth: by what is asked or by doubling;
-    gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution: operators in turn, or
+    gpu_memory_mib: the most a GPU's arena takes, None for all. execution: operators in turn, or
     independent ones at once on inter_op_threads. spinning: idle threads wait actively, which gains
     a little latency and takes processors from others."""
 
@@ -45,7 +45,7 @@ class ONNXRuntimeOptions(DeviceOptions):
     io_binding: bool = False
     arena: Literal["kept", "shrunk", "off"] = "kept"
     arena_growth: Literal["exact", "doubling"] = "doubling"
-    gpu_memory_mb: int = 0
+    gpu_memory_mib: int | None = None
     execution: Literal["sequential", "parallel"] = "sequential"
     inter_op_threads: int = 1
     spinning: bool = False
@@ -58,9 +58,11 @@ class ONNXRuntimeOptions(DeviceOptions):
             raise ValueError(
                 f"option 'inter_op_threads' is {self.inter_op_threads}, it must be 0 or more"
             )
-        if self.gpu_memory_mb < 0:
+        options.check_gpu_memory(self.gpu_memory_mib, self.device)
+        if self.gpu_memory_mib is not None and self.tensorrt_engines:
             raise ValueError(
-                f"option 'gpu_memory_mb' is {self.gpu_memory_mb}, it must be 0 or more"
+                "option 'gpu_memory_mib' bounds CUDA's arena, beside which option "
+                "'tensorrt_engines' takes memory without a bound: leave one of them out"
             )
 
 
@@ -133,8 +135,8 @@ def _cuda(chosen: ONNXRuntimeOptions, place: Device) -> dict[str, Any]:
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": 0,  # fp32 means fp32
     }
-    if chosen.gpu_memory_mb:
-        made["gpu_mem_limit"] = chosen.gpu_memory_mb << 20
+    if chosen.gpu_memory_mib is not None:
+        made["gpu_mem_limit"] = chosen.gpu_memory_mib << 20
     return made
 
 

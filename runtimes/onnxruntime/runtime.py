@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from runtimes import calibration, cuda, options, staging
-from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
+from runtimes.errors import BadRows, LoadError, MissingBackend, failed
 from runtimes.graph.dense import GraphFacts
 from runtimes.graph.runtime import Engine, GraphRuntime
 from runtimes.onnx import model as onnx_model
@@ -123,8 +123,11 @@ class ONNXRuntimeRuntime(GraphRuntime):
         built_for_gpus = CUDA in able
         if built_for_gpus and chosen.device != "cpu":
             cuda.require("onnxruntime-gpu")
-        gpus = len(cuda.gpus()) if built_for_gpus else 0
-        place = options.chosen_device(chosen.device, gpus, "onnxruntime")
+        gpus = cuda.gpus() if built_for_gpus else ()
+        place = options.chosen_device(chosen.device, len(gpus), "onnxruntime")
+        if place.is_cuda:
+            total = gpus[place.index].memory_bytes
+            options.check_gpu_has(chosen.gpu_memory_mib, total, place)
         able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
         if precision not in able_to:
             raise LoadError(
@@ -231,7 +234,7 @@ class ONNXRuntimeEngine:
             run = session.run_with_ort_values if self._has_bf16 else session.run
             return list(run(list(outputs), feeds, self._opening.run))
         except Exception as error:  # the library's errors share no base class
-            raise RunError(f"ONNX Runtime: {error}") from error
+            raise failed(f"ONNX Runtime: {error}", error) from error
 
     def _run_bound(self, feeds: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
         """Inputs are read where they lie and copied to the device on the way, outputs come to the

@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from runtimes import calibration, host, options, staging, warmup
-from runtimes.errors import LoadError, RunError
+from runtimes.errors import LoadError, RunError, failed
 from runtimes.graph.dense import GraphFacts, follows_length
 from runtimes.graph.options import GraphOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
@@ -223,8 +223,8 @@ class OpenVINOEngine:
         ready = perf_counter()
         try:
             request.infer()
-        except RuntimeError as error:
-            raise RunError(f"OpenVINO: {error}") from error
+        except (RuntimeError, MemoryError) as error:
+            raise failed(f"OpenVINO: {error}", error) from error
         done = perf_counter()
         found = [self._array(request.get_tensor(name)) for name in outputs]
         times.copy_in_s += ready - begin

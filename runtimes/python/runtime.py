@@ -27,7 +27,7 @@ from headrace.declaration import (
 )
 from headrace.loading import Caller, folder_of, load_class
 from runtimes import options, rows, warmup
-from runtimes.errors import BadRows, LoadError, RunError, Unhealthy
+from runtimes.errors import BadRows, LoadError, RunError, Unhealthy, failed
 from runtimes.types import (
     Batch,
     Limits,
@@ -235,7 +235,7 @@ class PythonRuntime:
         except SystemExit as error:
             raise Unhealthy(f"{self._class}.predict ended the process") from error
         except BaseException as error:  # of extensions in Rust, a panic
-            raise RunError(f"{self._class}.predict raised {type(error).__name__}") from error
+            raise failed(f"{self._class}.predict raised {type(error).__name__}", error) from error
 
     def _loading(self, what: str, method: Any, *args: Any) -> Any:
         """Raises `LoadError`."""

@@ -22,7 +22,7 @@ import torch
 from runtimes import warmup
 from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.graph.options import check_layout
-from runtimes.options import CPU, chosen_device
+from runtimes.options import CPU, Device, check_gpu_has, chosen_device
 from runtimes.torch import batch as torch_batch
 from runtimes.torch import model as torch_model
 from runtimes.torch.model import TorchModel
@@ -33,6 +33,7 @@ from runtimes.torch.runner import (
     HostRunner,
     Network,
     Runner,
+    bounds,
     gpus,
     settle_memory,
     tensor_of,
@@ -104,6 +105,22 @@ def opened(
         raise LoadError("option 'mode' is cuda_graphs, but torch sees no CUDA GPU: use compile")
     if place.is_cuda:
         settle_memory(options.expandable_segments)
+        total = torch.cuda.get_device_properties(place.index).total_memory
+        check_gpu_has(options.gpu_memory_mib, total, place)
+        bounds.set(id(settings), place.index, options.gpu_memory_mib, total)
+    try:
+        return _opened_on(place, model, settings, options)
+    except BaseException as error:
+        if place.is_cuda:
+            _give_back(model, settings)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise LoadError(f"{place} has no memory for the model: {error}") from error
+        raise
+
+
+def _opened_on(
+    place: Device, model: TorchModel, settings: RuntimeSettings, options: TorchOptions
+) -> tuple[TorchModel, Runner]:
     model = torch_model.prepared(model, torch.device(str(place)), options.channels_last)
     if options.mode == "compile":
         return _declared(model, "compile"), _compiled(model, settings, options)
@@ -112,6 +129,21 @@ def opened(
         edges = warmup.fixed_edges(settings, model.limits)
         model = replace(model, limits=replace(model.limits, fixed_edges=edges))
     return model, _runner(model, settings, options, Network(model.bind(model.module), model.floats))
+
+
+def closed(model: TorchModel, settings: RuntimeSettings, runner: Runner) -> None:
+    runner.close()
+    if model.limits.device != CPU.kind:
+        _give_back(model, settings)
+
+
+def _give_back(model: TorchModel, settings: RuntimeSettings) -> None:
+    """What the model took of its GPU, also to other backends in this process. Its modules stand in
+    cycles, which would hold the weights until Python looks for cycles."""
+    for tensor in (*model.module.parameters(), *model.module.buffers()):
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    torch.cuda.empty_cache()
+    bounds.drop(id(settings))
 
 
 def _compiled(model: TorchModel, settings: RuntimeSettings, options: TorchOptions) -> Runner:

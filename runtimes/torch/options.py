@@ -22,10 +22,12 @@ class TorchOptions:
     channels_last: bool = False  # keep channels last in memory
     pinned: bool = True  # copy to and from the GPU through pinned host memory
     expandable_segments: bool = True  # GPU memory grows in place instead of in blocks
+    gpu_memory_mib: int | None = None  # the most that its allocator takes of the GPU; None: all
     warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
 
     def __post_init__(self) -> None:
         options.check_device(self.device)
+        options.check_gpu_memory(self.gpu_memory_mib, self.device)
         if self.mode == "cuda_graphs" and self.device == "cpu":
             raise ValueError("option 'mode' is cuda_graphs, but option 'device' is cpu")
         if self.channels_last and self.layout != "NCHW":

@@ -6,8 +6,9 @@ copies; the network computes on a second stream, which waits for the copy by an 
 buffers let one batch be copied while another computes. With captured CUDA graphs, a batch is padded
 to a captured shape, copied into the graph's own inputs and replayed.
 
-A fault of the rows that only the model can detect becomes `BadRows`, a lost GPU `Unhealthy`, and
-every other fault `RunError`. Source: torch's documentation of CUDA semantics.
+A fault of the rows that only the model can detect becomes `BadRows`, a lack of memory
+`OutOfMemory`, a lost GPU `Unhealthy`, and every other fault `RunError`. Source: torch's
+documentation of CUDA semantics.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.errors import BadRows, OutOfMemory, Unhealthy, failed
 from runtimes.types import DTYPES, StageTimes
 from runtimes.warmup import CapturedShapes, Shape
 
@@ -91,9 +92,11 @@ def faults() -> Iterator[None]:
     except Exception as error:
         if "index out of bounds" in str(error):  # compiled code's message for such an index
             raise BadRows(f"the model does not take these rows: {error}") from error
-        if "CUDA error" in str(error):  # this process cannot use the device any more
+        fault = failed(f"torch failed on the batch: {error}", error)
+        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):
+            # This process cannot use the device any more.
             raise Unhealthy(f"the GPU is lost: {error}") from error
-        raise RunError(f"torch failed on the batch: {error}") from error
+        raise fault from error
 
 
 def tensor_of(array: Array) -> torch.Tensor:
@@ -261,6 +264,35 @@ class CudaRunner:
 def gpus() -> int:
     """The number of GPUs that this build of torch can use here."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+class MemoryBounds:
+    """The most that torch's allocator may take of each GPU. It has one bound a GPU for the whole
+    process, so models in the same process (`model`: a number of its own) get the sum of theirs, and
+    no bound as long as one of them has none. `set_fraction(share, index)` tells it."""
+
+    def __init__(self, set_fraction: Callable[[float, int], None]) -> None:
+        self._set_fraction = set_fraction
+        self._of: dict[int, tuple[int, int | None, int]] = {}  # by model: GPU, MiB, all its bytes
+
+    def set(self, model: int, index: int, mib: int | None, total_bytes: int) -> None:
+        self._of[model] = index, mib, total_bytes
+        self._tell(index, total_bytes)
+
+    def drop(self, model: int) -> None:
+        """Nothing for a model that has no place."""
+        index, _, total_bytes = self._of.pop(model, (-1, None, 0))
+        if total_bytes:
+            self._tell(index, total_bytes)
+
+    def _tell(self, index: int, total_bytes: int) -> None:
+        bounds = [mib for place, mib, _ in self._of.values() if place == index]
+        known = [mib << 20 for mib in bounds if mib is not None]
+        share = sum(known) / total_bytes if known and len(known) == len(bounds) else 1.0
+        self._set_fraction(min(share, 1.0), index)
+
+
+bounds = MemoryBounds(torch.cuda.set_per_process_memory_fraction)
 
 
 def settle_memory(expandable: bool) -> None:

@@ -125,11 +125,12 @@ class TorchRuntime:
             raise Unhealthy(self._lost)
 
     def close(self) -> None:
-        runner, self._model, self._runner = self._runner, None, None
+        model, runner, self._model, self._runner = self._model, self._runner, None, None
         with self._putting:
             self._prefetched = None
-        if runner is not None:
-            runner.close()
+        if model is not None and runner is not None:
+            modes = importlib.import_module("runtimes.torch.modes")
+            modes.closed(model, self._settings, runner)
 
     def _loaded(self) -> tuple[TorchModel, Runner]:
         model, runner = self._model, self._runner  # one read: `close` may come from another thread

@@ -48,6 +48,13 @@ def test_what_is_held_stays_while_nothing_needs_its_room():
     assert chosen([replica(resident("a"))], [want("a")]) == {"p0": ("a",)}
 
 
+def test_the_least_valuable_goes_where_more_is_held_than_there_is():
+    """As when another process takes memory of the same GPU."""
+    held = replica(resident("a"), resident("b"), resident("c"), memory=200)
+    wants = [want("a", 0.2), want("b", 0.1), want("c", 0.3)]
+    assert chosen([held], wants) == {"p0": ("c", "a")}
+
+
 def test_a_model_that_is_not_wanted_any_more_goes():
     assert chosen([replica(resident("gone"))], [want("a", 0.1)]) == {"p0": ("a",)}
 

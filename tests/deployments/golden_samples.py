@@ -40,7 +40,7 @@ from deployments.contract.rollout import costs, terms
 from deployments.contract.scaling import messages
 from deployments.contract.scaling.document import ScalingDocument, parse
 from deployments.process import description_store
-from runtimes.types import EngineLoad
+from runtimes.types import DeviceMemory, EngineLoad
 
 CODEC_MODULES = (registry, pool, description, terms, costs, messages, description_store)
 
@@ -64,7 +64,7 @@ CALL = BatchCall(
 REPLY = BatchReply(
     busy=True,
     outputs={"y": Column("FP64", np.arange(2.0).tobytes(), ((2,),)), "text": TEXTS},
-    errors=(RowError(1, True, "too long", True),),
+    errors=(RowError(1, True, "too long", True, True),),
     wait_s=0.1,
     service_s=0.2,
     padded_tokens=7,
@@ -78,6 +78,8 @@ REPLY = BatchReply(
     virtual_time=(1.0, 2.0),
     served=WORK,
     waiting=WORK[:1],
+    memory_faults=2,
+    device_memory=DeviceMemory(1 << 30, 3 << 30, 80 << 30),
 )
 GENERATE = GenerateCall(
     endpoint="chat",
@@ -104,6 +106,7 @@ STEPS = StepMessage(
     shares=SharesMessage((0.5, 1.5), WORK, WORK[1:]),
     read=1000,
     written=200,
+    device_memory=DeviceMemory(1 << 30, 3 << 30, 80 << 30),
 )
 
 

@@ -43,6 +43,26 @@ def test_wrong_options_and_precisions_are_named():
         catalog.check("torch", {}, "int4")
 
 
+@pytest.mark.parametrize(
+    ("runtime", "task", "instead"),
+    [
+        ("openvino", "embed", "replicas.memory_limit_mib"),
+        ("python", "tensors", "set_per_process_memory_fraction"),
+        ("synthetic", "tensors", "no memory"),
+        ("tensorrt", "embed", "lower batch.max_size"),
+        ("vllm", "generate", "gpu_memory_utilization"),
+    ],
+)
+def test_backends_that_cannot_keep_to_gpu_memory_say_what_can_be_set(runtime, task, instead):
+    with pytest.raises(LoadError, match=f"{runtime} has no option 'gpu_memory_mib': .*{instead}"):
+        catalog.check(runtime, {"gpu_memory_mib": 1024}, "fp32", task)
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
+def test_backends_that_keep_to_gpu_memory_take_it(runtime):
+    catalog.check(runtime, {"gpu_memory_mib": 1024}, "fp32")
+
+
 def test_missing_package_is_told_with_the_extra_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'headrace[torch]'" in (catalog.available("torch") or "")

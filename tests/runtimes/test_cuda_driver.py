@@ -50,6 +50,9 @@ class Driver:
         major = attribute is Attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
         return Status.CUDA_SUCCESS, 9 if major else 0
 
+    def cuDeviceTotalMem(self, device: int) -> tuple[Status, int]:
+        return Status.CUDA_SUCCESS, (device + 1) << 30
+
     def cuDriverGetVersion(self) -> tuple[Status, int]:
         return Status.CUDA_SUCCESS, 12040
 
@@ -64,8 +67,8 @@ def test_gpus_come_with_name_capability_and_driver(tmp_path):
     version.write_text(NVRM)
     found = gpus(Driver(("NVIDIA H100", "NVIDIA H200")), version)
     assert found == (
-        VisibleGpu("NVIDIA H100", "9.0", "550.54.15"),
-        VisibleGpu("NVIDIA H200", "9.0", "550.54.15"),
+        VisibleGpu("NVIDIA H100", "9.0", "550.54.15", 1 << 30),
+        VisibleGpu("NVIDIA H200", "9.0", "550.54.15", 2 << 30),
     )
 
 

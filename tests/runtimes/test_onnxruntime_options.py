@@ -47,7 +47,7 @@ def test_processors_come_alone_or_last():
 
 
 def test_gpu_is_told_its_number_and_its_memory():
-    chosen = ONNXRuntimeOptions(gpu_memory_mb=512, arena_growth="exact")
+    chosen = ONNXRuntimeOptions(gpu_memory_mib=512, arena_growth="exact")
     cuda = named(chosen, GPU)["CUDAExecutionProvider"]
     assert cuda["device_id"] == 1
     assert cuda["gpu_mem_limit"] == 512 * 2**20
@@ -87,7 +87,10 @@ def test_arena_is_kept_shrunk_or_off():
         ({"device": "rocm"}, "cpu, cuda, cuda:N or auto"),
         ({"tensorrt_engines": True, "device": "cpu"}, "which option 'device' cpu has not"),
         ({"arena": "big"}, "one of kept, shrunk, off"),
-        ({"gpu_memory_mb": -1}, "0 or more"),
+        ({"gpu_memory_mib": 0}, "1 or more"),
+        ({"gpu_memory_mib": 512, "device": "cpu"}, "which option 'device' cpu has not"),
+        ({"gpu_memory_mib": 512, "tensorrt_engines": True}, "leave one of them out"),
+        ({"gpu_memory_mb": 512}, "did you mean 'gpu_memory_mib'"),
         ({"inter_op_threads": -1}, "0 or more"),
         ({"layout": "HWC"}, "one of NCHW, NHWC"),
         ({"pad_multiple": 0}, "1 or more"),
@@ -99,7 +102,8 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
 
 
 def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    monkeypatch.setattr(cuda, "gpus", lambda: (VisibleGpu("G", "9.0", "1"),) * seen)
+    gpu = VisibleGpu("G", "9.0", "1", memory_bytes=16 << 30)
+    monkeypatch.setattr(cuda, "gpus", lambda: (gpu,) * seen)
     monkeypatch.setattr(cuda, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
     library = SimpleNamespace(get_available_providers=lambda: able)
@@ -113,6 +117,13 @@ def test_auto_takes_a_gpu_only_where_library_and_driver_have_one(monkeypatch):
     assert place(WITH_CUDA, 1, monkeypatch).is_cuda
     assert not place(WITH_CUDA, 0, monkeypatch).is_cuda
     assert not place(WITH_CUDA[1:], 1, monkeypatch).is_cuda
+
+
+def test_more_memory_than_the_gpu_has_is_an_error_that_says_what_it_has(monkeypatch):
+    assert place(WITH_CUDA, 1, monkeypatch, options={"gpu_memory_mib": 16_384}).is_cuda
+    with pytest.raises(LoadError, match="'gpu_memory_mib' is 16385, but cuda:0 has 16384 MiB"):
+        place(WITH_CUDA, 1, monkeypatch, options={"gpu_memory_mib": 16_385})
+    assert not place(WITH_CUDA, 0, monkeypatch, options={"gpu_memory_mib": 16_385}).is_cuda
 
 
 def test_gpu_that_the_build_cannot_use_is_an_error_that_says_so(monkeypatch):

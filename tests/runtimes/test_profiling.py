@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from routers.estimates.cost.model import CostModel
 from runtimes import catalog
-from runtimes.errors import LoadError, RunError
+from runtimes.errors import LoadError, OutOfMemory, RunError
 from runtimes.profiling import measure, measure_stream
 from runtimes.synthetic.runtime import LIMITS, SyntheticOptions, service_s
 from runtimes.types import Limits, RuntimeSettings, StreamRuntime, TensorSpec
@@ -114,6 +115,28 @@ def test_batch_that_fails_is_a_load_error():
 
     with pytest.raises(LoadError, match="no room"):
         measure(SETTINGS, LIMITS, fail, 1.0, Device(law).clock)
+
+
+def test_shapes_without_memory_are_left_out_of_the_profile():
+    device = Device(law)
+
+    def run(batch):
+        if batch.rows * int(batch.lengths.max()) > 512:
+            raise OutOfMemory("CUDA out of memory")
+        device.run(batch)
+
+    found = measure(SETTINGS, LIMITS, run, 1e9, device.clock)
+    shapes = {(rows, length) for rows, length, _ in profiled(Device(law))}
+    assert {(rows, length) for rows, length, _ in found} == {
+        (rows, length) for rows, length in shapes if rows * length <= 512
+    }
+    with pytest.raises(LoadError, match="does not run 1 rows of 160"):
+        measure(replace(SETTINGS, max_size=1), LIMITS, lambda b: fail_above(128, b), 1.0)
+
+
+def fail_above(length, batch):
+    if int(batch.lengths.max()) > length:
+        raise OutOfMemory("CUDA out of memory")
 
 
 async def engine(**options: Any) -> StreamRuntime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from runtimes.types import Batch, Ragged, RuntimeSettings
 torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
 sys.path.append(str(Path(__file__).parents[1] / "conformance"))
 from tiny_models import bert_folder  # noqa: E402
+
+from runtimes.torch import modes  # noqa: E402
+from runtimes.torch.runner import MemoryBounds  # noqa: E402
 
 ON_GPU_GRAPHS = {"device": "cuda", "mode": "cuda_graphs"}
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -196,11 +200,51 @@ def test_fault_of_a_prefetched_batch_is_told_by_its_run(bert, tmp_path):
         ({"channels_last": True, "layout": "NHWC"}, "needs option 'layout' NCHW"),
         ({"layout": "CHW"}, "one of NCHW, NHWC"),
         ({"warm_s": -1}, "0 or more"),
+        ({"gpu_memory_mib": 0}, "1 or more"),
+        ({"gpu_memory_mib": 512, "device": "cpu"}, "which option 'device' cpu has not"),
     ],
 )
 def test_wrong_options_are_told_what_is_right(chosen, message):
     with pytest.raises(LoadError, match=message):
         catalog.check("torch", chosen, "fp32")
+
+
+class Told(dict[int, float]):
+    """The share that torch's allocator may take, by GPU."""
+
+    def __call__(self, share: float, index: int) -> None:
+        self[index] = share
+
+
+def test_models_of_one_process_share_the_sum_of_what_they_may_take():
+    told, total = Told(), 10 << 30
+    bounds = MemoryBounds(told)
+    bounds.set(0, 0, 1024, total)
+    assert told == {0: 0.1}
+    bounds.set(1, 0, 2048, total)
+    bounds.set(2, 1, 5120, total)
+    assert told == {0: pytest.approx(0.3), 1: 0.5}
+    bounds.set(3, 0, None, total)  # has no bound, so the process can have none
+    assert told[0] == 1.0
+    bounds.drop(3)
+    bounds.drop(0)
+    assert told == {0: pytest.approx(0.2), 1: 0.5}
+    bounds.set(4, 0, 9_000, total)
+    assert told[0] == 1.0
+    bounds.drop(9)
+
+
+def test_closed_model_gives_its_weights_memory_back_at_once(bert, tmp_path):
+    """Though cycles hold the modules. On a GPU alone: processors' memory waits for Python."""
+    made = runtime(bert, tmp_path)
+    model, runner = made._loaded()
+    weights = list(model.module.parameters())
+    assert sum(each.nbytes for each in weights)
+    modes.closed(model, made._settings, runner)
+    assert sum(each.nbytes for each in weights)
+    on_gpu = replace(model, limits=replace(model.limits, device="cuda:0"))
+    modes.closed(on_gpu, made._settings, runner)
+    assert sum(each.nbytes for each in weights) == 0
 
 
 @WITHOUT_GPU

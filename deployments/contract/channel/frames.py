@@ -25,7 +25,7 @@ from msgspec.structs import astuple, replace
 from deployments.contract.codec import plain
 from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
-from runtimes.types import DTYPES, Batch, Ragged
+from runtimes.types import DTYPES, Batch, DeviceMemory, Ragged
 
 HEAD = Struct("<IBQ")
 MAX_FRAME_BYTES = 1 << 30
@@ -204,8 +204,7 @@ class BatchCall(WireMessage, frozen=True):
 
 
 class RowError(WireMessage, frozen=True):
-    """Why one row of a batch failed. With neither flag set, the runtime failed on this row alone
-    (503)."""
+    """Why one row of a batch failed. Without a flag the runtime failed on this row alone (503)."""
 
     fields_in_3: ClassVar[int] = 4
 
@@ -213,6 +212,7 @@ class RowError(WireMessage, frozen=True):
     callers_fault: bool  # the input is bad (400)
     message: str
     not_finite: bool = False  # the answer is NaN or infinity (500)
+    out_of_memory: bool = False  # the device has too little memory for this row alone (503)
 
 
 class BatchReply(WireMessage, frozen=True):
@@ -237,6 +237,8 @@ class BatchReply(WireMessage, frozen=True):
     virtual_time: tuple[float, ...] = ()
     served: tuple[FlowWork, ...] = ()
     waiting: tuple[FlowWork, ...] | None = ()  # None: unchanged since the last message
+    memory_faults: int = 0  # runs of it, or of its parts, that the device had no memory for
+    device_memory: DeviceMemory | None = None  # None: there is no GPU, or nobody knows
 
     def transport_s(self, round_trip_s: float) -> float:
         """Seconds of the round trip that passed on the way rather than at the replica."""

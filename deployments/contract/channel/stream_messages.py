@@ -22,7 +22,7 @@ from deployments.contract.channel.frames import (
 )
 from deployments.contract.version import WIRE
 from routers.api.requests import FlowWork
-from runtimes.types import EngineLoad
+from runtimes.types import DeviceMemory, EngineLoad
 
 
 class StreamEnd(Enum):
@@ -103,6 +103,7 @@ class StepMessage(WireMessage, frozen=True):
     # that were cached), and written.
     read: int = 0
     written: int = 0
+    device_memory: DeviceMemory | None = None  # as in `BatchReply`
 
 
 _read_generate = msgspec.msgpack.Decoder(GenerateCall).decode

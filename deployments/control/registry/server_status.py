@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
@@ -45,6 +46,8 @@ class ModelStatus(TypedDict):
     # Of a model that generates, by replica: the sequences that run and that wait in its engine, and
     # the share of its cache in use.
     engines: dict[str, list[float]]
+    # By replica on a GPU, once it has answered: as in `DeviceMemory`.
+    device_memory_bytes: dict[str, dict[str, int | None]]
     ejected: list[str]  # replicas that a gateway leaves out as outliers
     profile: str  # where the model's costs come from
     start_s: dict[str, float]  # seconds of each phase of its latest start
@@ -125,6 +128,9 @@ def _model(name: str, target: int, known: RegistryStatus) -> ModelStatus:
         tokens_per_s=sum(s.tokens_per_s for s in seen),
         # All gateways report the same of a replica, apart from the moment of the report.
         engines={replica: load for s in seen for replica, load in s.engines.items()},
+        device_memory_bytes={
+            uid: asdict(said) for s in seen for uid, said in s.device_memory.items()
+        },
         ejected=sorted({replica for s in seen for replica in s.ejected}),
         profile=live.profile_from if live else "",
         start_s=dict(starts[-1]) if starts else {},

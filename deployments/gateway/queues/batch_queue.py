@@ -47,11 +47,11 @@ from deployments.gateway.queues.lost_replicas import PoisonTracker, fingerprints
 from deployments.gateway.queues.pending_requests import BatchEnd, BatchRecord, PendingBatchRequest
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.process.replica_directory import RunningReplica
-from routers.api.actions import Abort, Dispatch
+from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.events import Cancel, Closed, Opened
-from routers.api.requests import FlowWork, LeaseEnd, Replica, Report
+from routers.api.requests import FlowWork, LeaseEnd, Reason, Replica, Report
 from routers.api.settings import DispatcherSettings
-from runtimes.types import DTYPES, EngineLoad
+from runtimes.types import DTYPES, DeviceMemory, EngineLoad
 
 
 def build_call(
@@ -130,6 +130,10 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
         return errors.OutputNotFinite(
             "the model's answer to this input is not finite: it holds NaN or infinity "
             "(allow_non_finite)"
+        )
+    if fault.out_of_memory:
+        return errors.OutOfDeviceMemory(
+            "the model's device has too little memory for this input now; a shorter one may fit"
         )
     return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
 
@@ -271,6 +275,7 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
     """One model's queue of requests that are answered in batches."""
 
     output_tokens = 0  # as of `StreamQueue`
+    memory_faults = 0  # runs that devices had no memory for, as replicas said, ever
 
     def __init__(
         self,
@@ -287,6 +292,7 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         self._slots: Mapping[str, int] = {}  # of a replica, by group
         self._groups: dict[str, str] = {}  # by replica
         self._on_batch = on_batch
+        self._memory: dict[str, DeviceMemory] = {}  # of the replicas that told it
         self._duty: dict[str, tuple[float, float]] = {}  # by replica: duty cycle, when it was told
 
     # ---- what the gateway calls -----------------------------------------------------------
@@ -320,6 +326,7 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         self._slots = slots
         self._groups = {replica.replica_id: replica.group() for replica in replicas}
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
+        self._memory = {uid: said for uid, said in self._memory.items() if uid in self._duty}
         self.calls.follow(replicas)
         self.links_changed()
 
@@ -338,6 +345,11 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         `_IDLE_S`."""
         now = clock()
         return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
+
+    @property
+    def device_memory(self) -> Mapping[str, DeviceMemory]:
+        """Of each replica on a GPU, as of its last answer."""
+        return self._memory
 
     @property
     def loads(self) -> dict[str, EngineLoad]:
@@ -359,6 +371,16 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
     def _abort(self, action: Abort) -> None:
         self.calls.abort(action.lease_id)
 
+    def _refuse(self, action: Reject | Evict) -> None:
+        """Of a row that failed for good, the cause is told if it is a known one."""
+        pending = self._pending.get(action.request_id)
+        fault = None if pending is None else pending.last_fault
+        failed = action.reason is Reason.FAILED
+        if pending is not None and failed and isinstance(fault, errors.OutOfDeviceMemory):
+            self._finish(pending, fault)
+        else:
+            super()._refuse(action)
+
     # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
 
     def links_changed(self) -> None:
@@ -371,6 +393,9 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
     def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
         lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
+        self.memory_faults += reply.memory_faults
+        if reply.device_memory is not None:
+            self._memory[lease.replica_id] = reply.device_memory
         self._on_batch(_record(sent, round_trip_s, reply))
         answers = deliver_rows(lease, sent.at, sent.version, reply)
         if reply.errors:
@@ -435,6 +460,7 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         if answer.error is not None:
             if not answer.failed:
                 sent.refused.append((pending, answer.error))
+            pending.last_fault = answer.error
             return
         pending.answers[index] = answer
         pending.missing -= 1

@@ -42,6 +42,7 @@ class PendingBatchRequest:
     trace: TraceContext | None = None
     sent: bool = False  # a row of it was sent to a replica, once at least
     sent_again: bool = False  # in a second lease: one of other rows, a copy, or after a loss
+    last_fault: errors.HeadraceError | None = None  # of a row that failed last
 
     @property
     def begun(self) -> bool:

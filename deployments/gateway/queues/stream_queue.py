@@ -67,7 +67,7 @@ from routers.api.requests import (
 )
 from routers.api.settings import DispatcherSettings
 from routers.shared_engines import SharedEngines, TokenPrices
-from runtimes.types import EngineLoad
+from runtimes.types import DeviceMemory, EngineLoad
 
 logger = logging.getLogger("headrace.queue")
 # After which a replica that other gateways have filled may get a run again: streams end there now
@@ -139,6 +139,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         # By replica, as of its last message.
         self.loads: dict[str, EngineLoad] = {}  # as its engine counts
         self.given: dict[str, Tokens] = {}  # to requests of all gateways, ever
+        self.device_memory: dict[str, DeviceMemory] = {}  # of those that told it
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         super().follow(listed)
@@ -165,6 +166,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
     def links_changed(self) -> None:
         self.loads = {uid: self.loads.get(uid, EngineLoad()) for uid in self.reached}
         self.given = {uid: given for uid, given in self.given.items() if uid in self.loads}
+        said = self.device_memory.items()
+        self.device_memory = {uid: memory for uid, memory in said if uid in self.loads}
         self._owner.links_changed()
 
     def link_lost(self, replica_id: str, reason: str) -> None:
@@ -196,6 +199,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
         if replica_id in self.loads:
             self.loads[replica_id] = message.load
             self.given[replica_id] = Tokens(message.read, 0, message.written)
+            if message.device_memory is not None:
+                self.device_memory[replica_id] = message.device_memory
         if message.shares is not None:
             self._learn_of_peers(replica_id, message)
         for piece in message.pieces:
@@ -295,6 +300,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         self._shapes: Mapping[str, Generating] = {}
         self._groups: dict[str, str] = {}
         self.output_tokens = 0
+        self.memory_faults = 0  # as of `BatchQueue`; an engine tells none
         self.crashes = PoisonTracker(terms.crashes)
         self.permits = SuspectPermits()
         self._engines = SharedEngines()
@@ -344,6 +350,10 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
     @property
     def loads(self) -> dict[str, EngineLoad]:
         return self.calls.loads
+
+    @property
+    def device_memory(self) -> Mapping[str, DeviceMemory]:
+        return self.calls.device_memory
 
     # ---- performing ----------------------------------------------------------------------------
 

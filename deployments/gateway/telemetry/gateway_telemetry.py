@@ -327,4 +327,6 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         output_tokens=queue.output_tokens,
         reached=queue.replicas,
         links=replace(model.channel.counts),
+        device_memory=queue.device_memory,
+        memory_faults=queue.memory_faults,
     )

@@ -21,7 +21,7 @@ from deployments.gateway.tenancy.fair_thread_pool import TurnStatistics
 from deployments.preprocess.tokenizer import CacheStatistics
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
-from runtimes.types import EngineLoad
+from runtimes.types import DeviceMemory, EngineLoad
 
 _NO_ERROR = CostError(0.0, 0.0, 0)
 _NO_COST = Coefficients(0.0, 0.0, 0.0, 0.0)
@@ -36,6 +36,7 @@ class ModelLevels:
     that generates, `engines`: each replica's own account; `output_tokens`: that came, ever.
     `reached`: replicas with a connection that stands; `links`: what went over the connections.
     `asleep`: it answers without a replica. `outlook`: what the autoscaler last said of it.
+    `device_memory`: of each replica on a GPU; `memory_faults`: runs that devices had no memory for.
     """
 
     model: str
@@ -52,6 +53,8 @@ class ModelLevels:
     links: LinkCounts = field(default_factory=LinkCounts)
     asleep: bool = False
     outlook: ModelOutlook | None = None
+    device_memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
+    memory_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> ModelSnapsho
         ejected=[replica.replica_id for replica in core.replicas if replica.ejected],
         asleep=levels.asleep,
         cost_fit=astuple(levels.coefficients),
+        device_memory=dict(levels.device_memory),
     )
 
 

@@ -12,7 +12,7 @@ remembered (4,600 samples: 5 ms instead of 20). OpenMetrics is left to prometheu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
@@ -187,6 +187,11 @@ TARGETED = _by_group(lambda outlook: outlook.targets)
 DUTY = Scope(("model", "replica"), lambda s: [
     ((m.model, r.replica_id), m.duty.get(r.replica_id, 0.0))
     for m in s.levels.models for r in m.core.replicas])
+MEMORY = Scope(("model", "replica", "part"), lambda s: [
+    ((m.model, replica, part), size) for m in s.levels.models
+    for replica, memory in m.device_memory.items()
+    for part, size in asdict(memory).items()
+    if size is not None])
 ENGINE = Scope(("model", "replica"), lambda s: [
     ((m.model, replica), load) for m in s.levels.models for replica, load in m.engines.items()])
 CONTROLLER = Scope(("model", "controller"), lambda s: [
@@ -272,6 +277,8 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     gauge("replica_accounting_drift", REPLICA, "Accounted less actual, by its last answer.",
           lambda r: r.drift),
     gauge("replica_duty_cycle", DUTY, "Service seconds over wall seconds.", _itself),
+    gauge("replica_device_memory_bytes", MEMORY,
+          "Memory of its GPU: its own part, what is used by all, and the total.", _itself),
 
     gauge("channel_connections", MODEL, "Replicas with a connection that stands.",
           lambda m: m.reached),
@@ -291,6 +298,8 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("hedges_won", CORE, "Of those, first to answer.", lambda c: c.hedges_won),
     counter("ties", CORE, "Copies of batches that stood behind another.", lambda c: c.ties),
     counter("probes", CORE, "Batches to replicas that are left out.", lambda c: c.probes),
+    counter("memory_faults", MODEL, "Runs that a device had too little memory for.",
+            lambda m: m.memory_faults),
     counter("retries", CORE, "Batches of rows that had been lost.", lambda c: c.retries),
     counter("suspensions", CORE, "Replicas that stopped talking.", lambda c: c.suspensions),
     counter("moved_rows", CORE, "Rows that went elsewhere because of that.",

@@ -1,9 +1,10 @@
 """How does a process that runs already take in a model: staged, loaded, compared, warmed, served?
 
 It starts a model as the model's own replica does, with two differences: the warm-up is brief, one
-row of each length for `WARM_S`, and nothing is measured. A model's size is the process's growth
-while it was loaded, or the size of its files, whichever is more. Nothing in Python ends a thread,
-so loading that takes longer than the model's `start_timeout_s` ends the process.
+row of each length for `WARM_S`, and nothing is measured. A model's size is what the process grew by
+while it was loaded (of one that runs on a GPU, there), or the size of its files, whichever is more.
+Nothing in Python ends a thread, so loading that takes longer than the model's `start_timeout_s`
+ends the process.
 
 To gateways a served model is a replica like any other, with a core, a worker and a channel of its
 own, and it leaves like one. Its runtime stays open, for the owner to keep or close.
@@ -27,10 +28,11 @@ from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
 from deployments.contract.version import SPOKEN_TEXT
 from deployments.process.sockets import server_tls
-from deployments.replica import describe
+from deployments.replica import describe, device_memory
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceTurn, DeviceWorker, FailedRows, Job, hang_limits
+from deployments.replica.device_memory import MemoryCap
 from deployments.replica.known_costs import cost_sources
 from deployments.replica.replica_core import ReplicaCore
 from deployments.replica.startup import StartupProgress, settings_here
@@ -41,8 +43,9 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings_files.sources import resolve
 from runtimes import catalog, warmup
-from runtimes.errors import LoadError
-from runtimes.types import Runtime
+from runtimes.errors import LoadError, MissingBackend
+from runtimes.nvml import GpuMemory
+from runtimes.types import DeviceMemory, Runtime
 
 _MARGIN_S = 5.0  # that a drain gets beyond the longest runs
 
@@ -86,7 +89,7 @@ class ServedResident:
             turn=place.turn,
             allow_non_finite=loaded.settings.allow_non_finite,
         )
-        self._worker.failed = FailedRows(loaded.name)
+        self._worker.failed, self._worker.cap = FailedRows(loaded.name), MemoryCap(loaded.name)
         self._core = ReplicaCore(self._worker)
         every_s = min(1.0, replicas.hang_limit_s / 4)
         self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
@@ -120,6 +123,10 @@ class ServedResident:
     def running(self) -> Job | None:
         """The batch on the device, if it is of this model."""
         return self._worker.running
+
+    def tell_memory(self, memory: DeviceMemory | None) -> None:
+        """What is taken of the device, for this model's answers."""
+        self._worker.device_memory = memory
 
     @property
     def age_s(self) -> float:
@@ -158,11 +165,13 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ModelLoader:
     """Loads models. Its methods block: call them in a thread. `reserved_cpus`: as in
-    `backend_env.threads`. `limit_mib`: resident memory of the whole process; None: no limit."""
+    `backend_env.threads`. `limit_mib`: resident memory of the whole process; None: no limit.
+    `gpus`: that Ray reserved; None: none, or nobody can tell."""
 
     cache_dir: Path
     reserved_cpus: float | None
     limit_mib: int | None = None
+    gpus: GpuMemory | None = None
 
     def settings_of(self, model: PoolModel, progress: Progress) -> ModelSettings:
         """The model's settings, after its files were brought to this node. Raises SourceError, and
@@ -175,7 +184,7 @@ class ModelLoader:
     def load(self, model: PoolModel, settings: ModelSettings, progress: Progress) -> LoadedModel:
         """Load the model. Raises what loading, warming or the comparison raise; then nothing is
         left of it."""
-        began, before = time.perf_counter(), _resident_bytes()
+        began, before, on_gpus = time.perf_counter(), _resident_bytes(), self._on_gpus()
         found = describe.runtime_settings(
             model.name, settings, self.cache_dir, progress, self.reserved_cpus
         )
@@ -198,9 +207,20 @@ class ModelLoader:
         except BaseException:
             runtime.close()
             raise
-        size = max(_resident_bytes() - before, artifact_bytes(settings, self.cache_dir))
+        grown = _resident_bytes() - before
+        if runtime.limits().device != "cpu" and (now := self._on_gpus()) and on_gpus:
+            grown = device_memory.growth(on_gpus, now)
+        size = max(grown, artifact_bytes(settings, self.cache_dir))
         took_s = time.perf_counter() - began
         return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
+
+    def _on_gpus(self) -> DeviceMemory | None:
+        if self.gpus is None:
+            return None
+        try:
+            return device_memory.read(self.gpus)
+        except MissingBackend:  # the driver is gone: the model's own calls will say so
+            return None
 
 
 class PoolLoading:

@@ -30,6 +30,7 @@ from deployments.process.loopback import keep_loopback_direct, keep_replica_call
 from deployments.replica import backend_env
 from deployments.replica.backend_env import reserved_cpus
 from deployments.replica.device import DeviceTurn
+from deployments.replica.device_memory import gpus_of, watch_device_memory
 from deployments.replica.pool.loading import ModelLoader, PoolContext, PoolLoading
 from deployments.replica.pool.residents import Residents
 from deployments.replica.watchdogs import watch_memory
@@ -103,8 +104,10 @@ logger = logging.getLogger("headrace.pool")
 
 
 class PoolReplica:
-    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s", and "memory_limit_mib" if
-    there is a limit}."""
+    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s", "memory_limit_mib" if
+    there is a limit, "num_gpus" if any}."""
+
+    _memory_watch: asyncio.Task[None] | None = None  # ends when the driver is gone
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
@@ -119,7 +122,8 @@ class PoolReplica:
         actor = registry()
         self._loop_watch = watch_process()
         limit_mib: int | None = args.get("memory_limit_mib")
-        loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib)
+        gpus = await asyncio.to_thread(gpus_of, "cpu", args.get("num_gpus", 0.0))
+        loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib, gpus)
         loading = PoolLoading(
             loader, place, lambda progress: actor.report.remote(PROGRESS.encode(progress)),
             self._loop_watch.may_stall,
@@ -136,6 +140,9 @@ class PoolReplica:
                 OrderFollower(self._residents, actors.running_autoscaler).follow(),
             )
         ]
+        if gpus is not None:
+            watching = watch_device_memory(lambda: gpus, self._residents.tell_memory)
+            self._memory_watch = asyncio.get_running_loop().create_task(watching)
         if limit_mib is not None:
             held = self._residents
             watch = watch_memory(held.running, limit_mib, self._end_process, lambda: held.loads)
@@ -155,6 +162,8 @@ class PoolReplica:
         """Attributes may be missing, because a constructor that failed did not set them."""
         for task in getattr(self, "_tasks", ()):
             task.cancel()
+        if self._memory_watch is not None:
+            self._memory_watch.cancel()
         if hasattr(self, "_announcements"):
             await self._announcements.withdraw()
             await self._residents.close()

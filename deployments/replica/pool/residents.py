@@ -20,9 +20,11 @@ from deployments.contract.pool import PoolMember
 from deployments.contract.scaling.messages import PoolModel, PoolReport
 from deployments.contract.scaling.messages import Resident as ResidentReport
 from deployments.replica.device import Job
+from deployments.replica.device_memory import others_bytes
 from deployments.replica.pool.loading import LoadedModel, PoolLoading, ServedResident
 from deployments.replica.startup import reason_of
-from runtimes.errors import LoadError
+from runtimes.errors import LoadError, lacks_memory
+from runtimes.types import DeviceMemory
 
 RETRY_S = 30.0
 logger = logging.getLogger("headrace.pool")
@@ -50,8 +52,9 @@ def _key(model: PoolModel | LoadedModel) -> Key:
 
 
 class Residents:
-    """Owns all models in this process. `memory_bytes`: bound on all that is loaded. `on_change` is
-    called when the set of served models changes."""
+    """Owns all models in this process. `memory_bytes`: bound on all that is loaded; what other
+    processes leave of the GPUs, if that is less. `on_change` is called when the set of served
+    models changes."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Residents:
         self._replica = replica
         self._loading = loading
         self._memory_bytes = memory_bytes
+        self._device: DeviceMemory | None = None
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[str, PoolModel] = {}
@@ -106,10 +110,17 @@ class Residents:
                 return job, held.model.name
         return None, ""
 
+    def tell_memory(self, memory: DeviceMemory | None) -> None:
+        """What is taken of the device; None: nobody knows, or there is none."""
+        self._device = memory
+        for held in (*self._held.values(), *self._leaving):
+            held.resident.tell_memory(memory)
+
     @property
     def free_bytes(self) -> int:
-        """Room for further models. Warm models that are not served would make way."""
-        return max(0, self._memory_bytes - self._served_bytes())
+        """Room for further models; below 0 if other processes have left less than is held. Warm
+        models that are not served would make way."""
+        return self._bound_bytes - self._served_bytes()
 
     def key_of(self, member: str) -> bytes:
         """What a gateway must know to connect. Raises LookupError if the member is gone."""
@@ -178,7 +189,7 @@ class Residents:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
-            loaded = await self._loading.load(model)
+            loaded = await self._load(model)
             self._sizes[_key(model)] = loaded.size_bytes
         try:
             await self._make_room(model, loaded.size_bytes)
@@ -186,14 +197,25 @@ class Residents:
         except BaseException:
             await self._close(loaded)
             raise
+        resident.tell_memory(self._device)
         self._held[model.name] = _ServedModel(model, loaded, resident)
         self._failed.pop(model.name, None)
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
 
+    async def _load(self, model: PoolModel) -> LoadedModel:
+        """If memory does not hold it after all, warm models make way."""
+        while True:
+            try:
+                return await self._loading.load(model)
+            except Exception as fault:
+                if not self._kept or not lacks_memory(fault):
+                    raise
+            await self._free_oldest()
+
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""
-        while self._used_bytes() + size_bytes > self._memory_bytes:
+        while self._used_bytes() + size_bytes > self._bound_bytes:
             if self._kept:
                 await self._free_oldest()
             elif self._leaving:
@@ -201,10 +223,12 @@ class Residents:
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
                 )
             else:
+                bound, whose = self._bound_bytes, "scaling.pool.memory_mib"
+                if bound < self._memory_bytes:
+                    whose = "what other processes leave of its GPUs"
                 raise LoadError(
                     f"model {model.name} takes {_mib(size_bytes)} MiB, and of this pool replica's "
-                    f"{_mib(self._memory_bytes)} MiB (scaling.pool.memory_mib) "
-                    f"{_mib(self._memory_bytes - self._used_bytes())} are free"
+                    f"{_mib(bound)} MiB ({whose}) {_mib(bound - self._used_bytes())} are free"
                 )
 
     def _fail(self, model: PoolModel, fault: Exception) -> None:
@@ -246,6 +270,12 @@ class Residents:
         await self._loop.run_in_executor(None, loaded.runtime.close)
 
     # ---- what there is ------------------------------------------------------------------------
+
+    @property
+    def _bound_bytes(self) -> int:
+        if self._device is None:
+            return self._memory_bytes
+        return min(self._memory_bytes, self._device.total - others_bytes(self._device))
 
     def _served_bytes(self) -> int:
         return sum(held.loaded.size_bytes for held in [*self._held.values(), *self._leaving])

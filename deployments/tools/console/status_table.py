@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
 
 _MAX_TENANTS = 10
+_MAX_DEVICES = 4
 _WIDE = 100  # columns
 # Short words, so that a line fits into 80 columns.
 _HEADINGS = (
@@ -86,8 +87,8 @@ def _title(snapshot: StatusSnapshot) -> Text:
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:
-    """Lines on a model: its start, waiting rows by length and tenant, engines, ejected replicas,
-    profile."""
+    """Lines on a model: its start, waiting rows by length and tenant, engines, GPUs, ejected
+    replicas, profile."""
     if model["reason"]:
         yield _detail(model, _OF_REASON.get(model["state"], "has a replica that cannot start"),
                       [model["reason"]])  # fmt: skip
@@ -103,6 +104,8 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
     if model["engines"]:
         yield _detail(model, "generates", _engine_parts(model))
+    if model["device_memory_bytes"]:
+        yield _detail(model, "on GPUs", _memory_parts(model))
     if model["ejected"]:
         yield _detail(model, "slow replicas left out", model["ejected"])
     if model["profile"]:
@@ -118,6 +121,21 @@ def _engine_parts(model: ModelStatus) -> list[str]:
         f"{sum(load[0] for load in loads):.0f} running",
         f"{sum(load[1] for load in loads):.0f} waiting in engines",
     ]
+
+
+def _memory_parts(model: ModelStatus) -> list[str]:
+    """The fullest devices first."""
+    told = model["device_memory_bytes"].items()
+    held = sorted(told, key=lambda each: (each[1]["total"] or 0) - (each[1]["used"] or 0))
+    parts = [_memory_text(replica, memory) for replica, memory in held[:_MAX_DEVICES]]
+    more = len(held) - len(parts)
+    return parts + ([f"{more} more"] if more else [])
+
+
+def _memory_text(replica: str, memory: Mapping[str, int | None]) -> str:
+    own, used, total = ((memory[of] or 0) >> 20 for of in ("own", "used", "total"))
+    has = "" if memory["own"] is None else f"has {own:,}, "
+    return f"{replica} {has}{used:,} of {total:,} MiB used"
 
 
 def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:
@@ -242,8 +260,9 @@ def _phases(phases: Any) -> str:
 
 def pool_line(pool: Mapping[str, Any]) -> str:
     held = [
-        f"{report['replica']}: {_residents(report)}, {report['free_bytes'] / _MIB:.0f} MiB free"
+        f"{report['replica']}: {_residents(report)}, {free / _MIB:.0f} MiB free"
         for report in pool["reports"]
+        for free in (max(0, report["free_bytes"]),)
     ]
     serve = pool["serve"]
     cost = f"cost {pool['cost_hours']:.2f} replica hours, took {pool['saved_s']:.0f} s of work"

@@ -20,9 +20,9 @@ from typing import Any
 
 from autoscaling.mig.geometry import Gpu, Profile
 from autoscaling.mig.packing import Plan, PlannedGpu, Slice
-from deployments.settings.groups import GroupSettings
+from deployments.settings.groups import MIG_RESOURCE, GroupSettings
 from deployments.settings.tree import Settings
-from deployments.tools.plan.needs import MARGIN, MIG_RESOURCE, POOL, Need
+from deployments.tools.plan.needs import MARGIN, POOL, Need
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from deployments.settings import remote_source
+from deployments.settings.groups import MIG_RESOURCE
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 from deployments.settings_files import sources
-from runtimes import folder, footprint, options
+from runtimes import catalog, folder, footprint, options
 from runtimes.errors import LoadError
 from runtimes.footprint import ITEM_BYTES, Architecture
 from runtimes.source import Source, SourceKind, inspect_without_digest
@@ -66,7 +66,13 @@ def parts(model: ModelSettings) -> list[Part]:
     found = [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework")]
     if model.runtime == "vllm":
         return [*found, *_of_engine(model, shape)]
-    return [*found, _activations(model, source, shape, weights.mib)]
+    bound = model.options.get(catalog.GPU_MEMORY)
+    return [
+        *found,
+        _activations(model, source, shape, weights.mib)
+        if bound is None
+        else _bounded(bound, weights.mib),
+    ]
 
 
 def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
@@ -112,6 +118,17 @@ def _activations(
     if _is_sparse(source, model):
         taken += footprint.sparse_bytes(shape, tokens)
     return Part("activations", _mib(taken), "rule", f"{rows} rows of {longest}, {tokens:,} tokens")
+
+
+def _bounded(bound_mib: int, weights_mib: int) -> Part:
+    """What the option leaves beside the weights."""
+    if bound_mib < weights_mib:
+        raise CannotTell(
+            f"options.{catalog.GPU_MEMORY} is {bound_mib}, less than its weights take "
+            f"({weights_mib:,} MiB)"
+        )
+    left = bound_mib - weights_mib
+    return Part("activations", left, "set", f"options.{catalog.GPU_MEMORY} less the weights")
 
 
 def _is_sparse(source: Source, model: ModelSettings) -> bool:
@@ -183,7 +200,6 @@ def _mib(taken: int) -> int:
 
 MARGIN = 0.1
 POOL = "scaling.pool"
-MIG_RESOURCE = re.compile(r"mig_(\d+g)_(\d+gb)(_me)?")
 _WHOLE = "a replica takes {:g} GPUs; a slice is a part of one"
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from deployments.tools.profile.measure import (
 )
 from deployments.tools.profile.sweep import TimedRun
 from loadtests.report.table import aligned
-from loadtests.results.report_table import Table
+from loadtests.results.report_table import Cell, Table
 from routers.estimates.cost.residuals import at_quantile
 
 STOPPED = 130
@@ -114,6 +114,8 @@ def _kept(findings: Findings, dry_run: bool) -> str:
 
 
 def tables(found: Findings) -> Iterator[Table]:
+    if found.memory:
+        yield _memory(found)
     if found.fitted is not None:
         # Of the measured length next to the median one.
         typical = min(found.knees, key=lambda each: abs(each.width - found.lengths.median))
@@ -121,6 +123,23 @@ def tables(found: Findings) -> Iterator[Table]:
         yield _knees(found)
         yield _stages(found, typical)
         yield _costs(found)
+
+
+def _memory(found: Findings) -> Table:
+    """MiB; of all processes where the driver hides whose it is."""
+    rows: list[tuple[Cell, ...]] = []
+    for each in found.memory:
+        memory = each.memory
+        if memory is None:
+            rows.append((each.length, each.rows, "does not fit", "", ""))
+        else:
+            own = "hidden" if memory.own is None else memory.own >> 20
+            rows.append((each.length, each.rows, own, memory.used >> 20, memory.total >> 20))
+    return Table(
+        "Memory of the GPU, MiB, at the largest batch of each length, the shortest first",
+        ("length", "rows", "this process", "all", "of"),
+        tuple(rows),
+    )
 
 
 def _by_batch(found: Findings, knee: Knee) -> Table:

@@ -23,6 +23,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
 from deployments.tools.console.progress_bar import Note
+from deployments.tools.profile.device_peaks import BatchMemory, peaks
 from deployments.tools.profile.fitting import Fitted, Knee, edges_for, fit, knees, target
 from deployments.tools.profile.lengths import RowLengths, WrongArguments, as_taken, lengths_for
 from deployments.tools.profile.sweep import (
@@ -101,7 +102,7 @@ def created(settings: RuntimeSettings) -> Runtime:
 class Findings:
     """`lengths`: as the loaded model has them; `others`: share of the processors that other
     processes used meanwhile; `stopped`: somebody asked to stop before the end; `edges`: for the
-    lengths that were given. What was not reached is None or empty."""
+    lengths that were given; `memory`: on a GPU. What was not reached is None or empty."""
 
     chosen: ChosenModel
     identity: ProfileIdentity
@@ -113,6 +114,7 @@ class Findings:
     knees: tuple[Knee, ...] = ()
     target: int | None = None
     edges: tuple[int, ...] = ()
+    memory: tuple[BatchMemory, ...] = ()
     stopped: bool = False
 
     @property
@@ -140,6 +142,7 @@ class Findings:
             "knees": [asdict(knee) for knee in self.knees],
             "target_rows": self.target,
             "edges": self.edges,
+            "device_memory_bytes": [asdict(each) for each in self.memory],
             "others": self.others,
             "stopped": self.stopped,
         }  # fmt: skip
@@ -158,6 +161,8 @@ def profiled(found: ChosenModel, seconds: float, seed: int, note: Note) -> Findi
         lengths = replace(found.lengths, rows=as_taken(found.lengths.rows, limits))
         made = Findings(found, identity_of(found.settings), limits, lengths)
         try:
+            note("memory", 0.0)
+            made.memory = peaks(runtime, settings, found.model.replicas.num_gpus)
             runtime.warm()
             _sweep(runtime, made, seconds, Random(seed), note)
         except KeyboardInterrupt:

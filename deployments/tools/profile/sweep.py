@@ -8,7 +8,8 @@ order, so that a drift of the machine affects all shapes alike.
 One thread runs the batches one after another, as in a replica. The first run of a shape that was
 not warmed up compiles and allocates; it does not count. Short batches run several times at each
 visit, because disturbances last longer than they do. A batch that would take longer than the time
-left is skipped. Measurements before an interruption are kept.
+left is skipped, as is one that the device has no memory for. Measurements before an interruption
+are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from random import Random
 from time import perf_counter
 
 from deployments.tools.profile.backend_loop import plain_batch
-from runtimes.errors import BadRows, RunError
+from runtimes.errors import BadRows, OutOfMemory, RunError
 from runtimes.profiling import at_most, in_order
 from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes
 
@@ -128,12 +129,14 @@ class Sweep:
         self._warmed = warmed
         self._batches: dict[TimedBatch, Batch] = {}
         self._known: dict[tuple[int, int], float] = {}
+        self._no_memory: set[TimedBatch] = set()
 
     def run(self, rounds: Iterable[Sequence[TimedBatch]], seconds: float) -> None:
         """Until the time is over or nothing that is left fits into it."""
         end = self._clock() + seconds
         for all_timed in rounds:
-            ran = [timed for timed in all_timed if self._fits(timed, end) and self._try(timed)]
+            left = [timed for timed in all_timed if timed not in self._no_memory]
+            ran = [timed for timed in left if self._fits(timed, end) and self._try(timed)]
             if not ran:
                 return
 
@@ -144,6 +147,16 @@ class Sweep:
         return left > runs * at_most(timed.rows, max(timed.lengths), known)
 
     def _try(self, timed: TimedBatch) -> bool:
+        """Whether it ran: several rows may be more than the device has memory for."""
+        try:
+            self._visit(timed)
+        except OutOfMemory:
+            if timed.rows == 1:
+                raise
+            self._no_memory.add(timed)
+        return timed not in self._no_memory
+
+    def _visit(self, timed: TimedBatch) -> None:
         self._watch(f"{timed.rows} rows of up to {max(timed.lengths)}")
         batch = self._batches.get(timed)
         if batch is None:
@@ -156,7 +169,6 @@ class Sweep:
             spent_s += self.samples[-1].took_s
             if spent_s >= _ENOUGH_S:
                 break
-        return True
 
     def _is_warm(self, timed: TimedBatch) -> bool:
         return len(set(timed.lengths)) == 1 and (timed.rows, timed.lengths[0]) in self._warmed

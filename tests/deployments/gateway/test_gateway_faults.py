@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from deployments.contract.channel.frames import Column, Kind, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
 from routers.policies.suspects import MAX_RUNS
-from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.errors import BadRows, OutOfMemory, RunError, Unhealthy
 from runtimes.types import TensorSpec
 
 
@@ -83,6 +83,22 @@ async def test_a_row_on_which_the_runtime_raises_is_retried_once_then_503(
     runtime = moody._runtimes["device"]
     alone = [b for b in runtime.batches if b.inputs["x"].data.tolist() == [value]]  # type: ignore[attr-defined]
     assert len(alone) == 2
+
+
+async def test_a_row_that_fits_no_device_is_told_so_after_its_retry(tmp_path: Path) -> None:
+    runtime = Moody(lambda value: OutOfMemory("CUDA out of memory") if value == 2 else None)
+    async with standing({"device": SYNTHETIC}, tmp_path, runtimes={"device": runtime}) as stand:
+        answers = await together(stand, [5, 2, 6])
+        assert [a.status for a in answers] == [200, 503, 200]
+        assert answers[1].header(b"retry-after") is None
+        assert b"too little memory for this input" in answers[1].body
+        assert b"CUDA" not in answers[1].body
+        alone = [b for b in runtime.batches if b.inputs["x"].data.tolist() == [2]]
+        assert len(alone) == 2
+        page, _ = stand.telemetry.page("")
+        assert b'reason="out_of_device_memory"' in page
+        faults = float(page.split(b"headrace_memory_faults_total{gateway=")[1].split()[1])
+        assert faults == sum([2 in b.inputs["x"].data for b in runtime.batches])
 
 
 FAILED = replace(busy(), busy=False, errors=(RowError(0, False, "stumbled"),))

@@ -120,6 +120,37 @@ def test_a_replica_may_ask_for_memory_custom_resources_and_labels() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("mib", "slice_", "wrong"),
+    [
+        (10_240, "mig_1g_10gb", False),
+        (10_241, "mig_1g_10gb", True),
+        (10_241, "mig_2g_20gb", False),
+        (99_999, "fpga", False),
+    ],
+)
+def test_more_gpu_memory_than_the_slice_has_is_told(
+    tmp_path: Any, mib: int, slice_: str, wrong: bool
+) -> None:
+    from deployments.settings_files.load import load
+
+    path = tmp_path / "settings.yaml"
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    path.write_text(
+        "models:\n  m:\n    runtime: torch\n    source: m.onnx\n    replicas:\n      groups:\n"
+        "        - name: a\n        - name: b\n          num_gpus: 1\n"
+        f"          resources: {{{slice_}: 1}}\n          options: {{gpu_memory_mib: {mib}}}\n"
+    )
+    with pytest.raises(SettingsErrors) as raised:
+        load(path)
+    said = {each.path: each.message for each in raised.value.mistakes}
+    found = said.get("models.m.replicas.groups[1].options")
+    assert found == (
+        f"option 'gpu_memory_mib' is {mib}, but a slice of {slice_} has less than 10240 MiB"
+        if wrong else None
+    )  # fmt: skip
+
+
 def test_options_that_a_groups_backend_does_not_know_are_told_at_the_group(tmp_path: Any) -> None:
     from deployments.settings_files.load import load
 

@@ -18,6 +18,7 @@ from deployments.contract.registry import (
     View,
 )
 from deployments.control.registry.server_status import replica_targets, server_status
+from runtimes.types import DeviceMemory
 
 TARGETS = {"b": 2, "device": 1}
 SEEN = ModelSnapshot(
@@ -31,6 +32,7 @@ SEEN = ModelSnapshot(
     rows_by_bucket={"64": 5, "512": 2},
     rows_by_tenant={"acme": 7},
     ejected=["r#2"],
+    device_memory={"r#1": DeviceMemory(1, 3, 80)},
 )
 OTHER = replace(
     SEEN,
@@ -39,6 +41,7 @@ OTHER = replace(
     rows_by_bucket={"64": 1, "128": 6},
     rows_by_tenant={"acme": 4, "a": 3},
     ejected=["r#1", "r#2"],
+    device_memory={"r#2": DeviceMemory(None, 4, 80)},
 )
 
 
@@ -118,3 +121,13 @@ def test_a_canary_is_no_model_of_its_own(raw: RegistryStatus) -> None:
     starting, device = server_status(raw, TARGETS)["models"]
     assert (starting["name"], device["name"]) == ("b", "device")
     assert (device["waiting_rows"], device["leases"]) == (7, 2)
+
+
+def test_memory_is_every_replicas_that_some_gateway_heard_of(raw: RegistryStatus) -> None:
+    raw.gateways["g1"] = gateway(OTHER)
+    starting, device = server_status(raw, TARGETS)["models"]
+    assert device["device_memory_bytes"] == {
+        "r#1": {"own": 1, "used": 3, "total": 80},
+        "r#2": {"own": None, "used": 4, "total": 80},
+    }
+    assert starting["device_memory_bytes"] == {}

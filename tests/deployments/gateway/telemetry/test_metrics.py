@@ -37,6 +37,7 @@ from routers.api.snapshot import (
     Snapshot,
 )
 from routers.estimates.cost.model import Coefficients, CostError
+from runtimes.types import DeviceMemory
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005, 0.002)
@@ -298,6 +299,26 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
     assert value(metrics, "headrace_preprocess_refused_total") == 6
     assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
     assert value(metrics, "headrace_serve_controller_ends_total") == 2
+
+
+def test_memory_of_gpus_is_shown_as_far_as_it_is_known():
+    memory = {"r#1": DeviceMemory(1, 3, 80), "r#2": DeviceMemory(None, 4, 80)}
+    levels = GatewayLevels((ModelLevels("m", CORE, device_memory=memory, memory_faults=5),))
+    metrics = GatewayMetrics("gw-0", ["m"], ["t"], levels=lambda: levels)
+    found = {
+        (dict(labels)["replica"], dict(labels)["part"]): size
+        for (name, *labels), size in samples(metrics).items()
+        if name == "headrace_replica_device_memory_bytes"
+    }
+    assert found == {
+        ("r#1", "own"): 1, ("r#1", "used"): 3, ("r#1", "total"): 80,
+        ("r#2", "used"): 4, ("r#2", "total"): 80,
+    }  # fmt: skip
+    assert value(metrics, "headrace_memory_faults_total", model="m") == 5
+
+
+def test_no_gpu_has_no_memory_to_show(metrics):
+    assert not [key for key in samples(metrics) if "device_memory" in key[0]]
 
 
 def test_how_often_serves_controller_was_ended_is_not_said_before_it_is_known():

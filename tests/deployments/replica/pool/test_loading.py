@@ -4,6 +4,7 @@ batch at a time over all of them."""
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,7 +39,11 @@ from deployments.replica.pool.loading import (
     PoolLoading,
     ServedResident,
 )
+from runtimes import nvml
 from runtimes.errors import LoadError
+from runtimes.synthetic.runtime import SyntheticRuntime
+from runtimes.types import DeviceMemory, Limits
+from tests.fake_nvml import FakeDevice, FakeNvml, NVMLError_NotSupported
 
 
 def a_model(name: str, **settings: Any) -> PoolModel:
@@ -294,3 +299,45 @@ async def test_the_batch_of_a_resident_that_runs_is_known(bench: Bench) -> None:
     bench.send("a", 1, 5)
     await until(lambda: resident.running is not None)
     await until(lambda: 1 in bench.replies("a"))
+
+
+@pytest.mark.parametrize(
+    ("device", "hidden", "size_mib"),
+    [
+        ("cuda:0", False, 300),
+        ("cuda:0", True, 400),  # what others took meanwhile cannot be told from it
+        ("cpu", False, None),  # the processors' memory counts, as without a GPU
+    ],
+)
+async def test_a_model_on_a_gpu_counts_with_what_it_took_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, device: str, hidden: bool, size_mib: int | None
+) -> None:
+    gpu = FakeDevice("GPU-0", total=8 << 30, used=100 << 20)
+    if hidden:
+        gpu.hides = NVMLError_NotSupported
+
+    class OnGpu(SyntheticRuntime):
+        def load(self) -> None:
+            super().load()
+            gpu.processes = {os.getpid(): 300 << 20, 1: 100 << 20}
+            gpu.used = 500 << 20
+
+        def limits(self) -> Limits:
+            return replace(super().limits(), device=device)
+
+    monkeypatch.setattr("runtimes.synthetic.runtime.SyntheticRuntime", OnGpu)
+    bench.loader = replace(bench.loader, gpus=nvml.opened(None, library=FakeNvml(gpu)))
+    bench.loading = PoolLoading(bench.loader, bench.place, bench.told.append)
+    resident = await bench.start(a_model("a"))
+    size = resident._loaded.size_bytes
+    assert size == size_mib << 20 if size_mib else size < 300 << 20
+
+
+async def test_answers_say_what_is_taken_of_the_gpu(bench: Bench) -> None:
+    resident = await bench.start(a_model("a"))
+    told = DeviceMemory(1, 2, 3)
+    resident.tell_memory(told)
+    await bench.connect("a")
+    bench.send("a", 1, 3)
+    await until(lambda: bench.replies("a"))
+    assert bench.replies("a")[1].device_memory == told

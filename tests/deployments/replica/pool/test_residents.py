@@ -18,6 +18,7 @@ from deployments.replica.pool import residents
 from deployments.replica.pool.loading import LoadedModel
 from deployments.replica.pool.residents import Residents
 from runtimes.errors import LoadError, Unhealthy
+from runtimes.types import DeviceMemory
 
 MIB = 1 << 20
 
@@ -41,6 +42,7 @@ class Served:
         self.idle = asyncio.Event()
         self.idle.set()
         self.well = True
+        self.memory: DeviceMemory | None = None
         self.left = False
 
     @property
@@ -53,6 +55,9 @@ class Served:
     async def health(self) -> None:
         if not self.well:
             raise Unhealthy("its device is gone")
+
+    def tell_memory(self, memory: DeviceMemory | None) -> None:
+        self.memory = memory
 
     async def leave(self) -> None:
         await self.idle.wait()
@@ -208,6 +213,64 @@ async def test_a_model_for_which_there_is_no_room_is_refused_with_both_numbers(p
     assert pool.reasons["c"] == (
         "model c takes 1 MiB, and of this pool replica's 2 MiB (scaling.pool.memory_mib) 0 are free"
     )
+
+
+async def test_what_other_processes_leave_of_the_gpus_bounds_what_is_held(pool: Pool) -> None:
+    await pool.hold("a", "b")
+    told = DeviceMemory(own=2 * MIB, used=7 * MIB, total=8 * MIB)
+    pool.residents.tell_memory(told)
+    assert {served.memory for served in pool.loads.served.values()} == {told}
+    assert pool.residents.free_bytes == 0
+    pool.residents.tell_memory(DeviceMemory(own=2 * MIB, used=9 * MIB, total=8 * MIB))
+    assert pool.residents.free_bytes == -MIB  # for the autoscaler to say which goes
+    assert pool.serves == ["a", "b"]
+    await pool.hold("b")
+    await pool.hold("b", "c", serves="b")
+    await until(lambda: "c" in pool.reasons)
+    assert pool.reasons["c"] == (
+        "model c takes 1 MiB, and of this pool replica's 1 MiB (what other processes leave of its "
+        "GPUs) 0 are free"
+    )
+    assert pool.loads.runtimes["a"].closed
+    pool.residents.tell_memory(None)
+    assert pool.residents.free_bytes == MIB
+
+
+async def test_where_its_own_part_is_hidden_all_of_the_gpus_may_be_used(pool: Pool) -> None:
+    pool.residents.tell_memory(DeviceMemory(own=None, used=7 * MIB, total=8 * MIB))
+    assert pool.residents.free_bytes == 2 * MIB
+    pool.residents.tell_memory(DeviceMemory(own=None, used=0, total=MIB))
+    assert pool.residents.free_bytes == MIB
+    pool.residents.tell_memory(None)
+
+
+async def test_a_model_that_comes_is_told_of_the_memory(pool: Pool) -> None:
+    told = DeviceMemory(own=0, used=0, total=8 * MIB)
+    pool.residents.tell_memory(told)
+    await pool.hold("a")
+    assert pool.loads.served["a"].memory == told
+
+
+async def test_warm_models_make_way_for_one_that_finds_no_memory(pool: Pool) -> None:
+    await pool.hold("a")
+    await pool.hold()
+    await until(lambda: not pool.states())
+    pool.loads.faults["b"] = LoadError("cuda:0 has no memory for the model: CUDA out of memory")
+    pool.residents.hold([model("b")])
+    await until(lambda: "b" in pool.reasons)
+    assert pool.loads.loaded == ["a", "b", "b"]
+    assert pool.loads.runtimes["a"].closed
+
+
+async def test_warm_models_stay_when_a_load_fails_otherwise(pool: Pool) -> None:
+    await pool.hold("a")
+    await pool.hold()
+    await until(lambda: not pool.states())
+    pool.loads.faults["b"] = LoadError("its file is cut")
+    pool.residents.hold([model("b")])
+    await until(lambda: "b" in pool.reasons)
+    assert pool.loads.loaded == ["a", "b"]
+    assert not pool.loads.runtimes["a"].closed
 
 
 async def test_a_model_that_turns_out_too_large_is_closed_and_not_loaded_again(

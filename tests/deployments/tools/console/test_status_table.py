@@ -30,6 +30,7 @@ MODEL: ModelStatus = {
     "rows_by_tenant": {"acme": 2, "batch": 5},
     "tokens_per_s": 0.0,
     "engines": {},
+    "device_memory_bytes": {},
     "ejected": [],
     "profile": "",
 }
@@ -138,6 +139,20 @@ def test_a_model_that_generates_says_how_much_and_how_full_it_is() -> None:
     page = shown({**SNAPSHOT, "models": [model]})
     said = "chat generates: 812 tokens/s, 38% of the cache used, 5 running, 1 waiting in engines"
     assert said in page
+
+
+def test_memory_of_gpus_is_shown_the_fullest_first() -> None:
+    gib = 1 << 30
+    held: dict[str, dict[str, int | None]] = {
+        "r0": {"own": gib, "used": 3 * gib, "total": 80 * gib},
+        "r1": {"own": None, "used": 9 * gib, "total": 10 * gib},
+        **{f"r{at}": {"own": None, "used": 0, "total": 99 * gib} for at in range(2, 6)},
+    }
+    page = shown({**SNAPSHOT, "models": [{**MODEL, "device_memory_bytes": held}]})
+    said = "on GPUs: r1 9,216 of 10,240 MiB used, r0 has 1,024, 3,072 of 81,920 MiB used, r2"
+    assert said in " ".join(page.split())
+    assert "2 more" in page
+    assert "on GPUs" not in shown(SNAPSHOT)
 
 
 def test_a_model_that_readiness_does_without_says_so_and_why_it_cannot_start() -> None:

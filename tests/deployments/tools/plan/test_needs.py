@@ -62,6 +62,15 @@ def test_a_sparse_model_also_needs_a_number_for_each_word_at_each_token(tmp_path
     assert abs(more - (2 * 8192 * CONFIG["vocab_size"] * 4 >> 20)) <= 1
 
 
+def test_a_bound_on_gpu_memory_stands_for_weights_and_activations(tmp_path):
+    (need,) = of(tmp_path, BERT | {"options": {"gpu_memory_mib": 1024}})
+    assert parts(need) == {
+        "weights": (4, "counted"),
+        "context": (CONTEXT_MIB, "allowance"),
+        "activations": (1020, "set"),
+    }
+
+
 def test_a_single_row_longer_than_a_batch_may_be_still_counts(tmp_path):
     (need,) = of(tmp_path, BERT | {"lengths": {"max": 2048}, "batch": {"max_tokens": 64}})
     assert need.parts[2].text == "1 rows of 2048, 2,048 tokens"
@@ -139,6 +148,10 @@ def test_what_is_given_stands_for_everything_without_a_margin(tmp_path):
             "its runtime is openvino, which does not run on these GPUs",
         ),
         (BERT | {"options": {"device": "cpu"}}, "options.device is cpu"),
+        (
+            BERT | {"options": {"gpu_memory_mib": 3}},
+            "options.gpu_memory_mib is 3, less than its weights take (4 MiB)",
+        ),
     ],
 )
 def test_what_cannot_be_known_or_run_is_said(tmp_path, model, reason):

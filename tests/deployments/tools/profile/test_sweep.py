@@ -10,7 +10,7 @@ import pytest
 from made_profiles import law, square
 
 from deployments.tools.profile.sweep import HELD, Sweep, TimedBatch, held_out, rounds, shape_grid
-from runtimes.errors import BadRows, RunError
+from runtimes.errors import BadRows, OutOfMemory, RunError
 from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes, TensorSpec
 
 SETTINGS = RuntimeSettings(
@@ -143,3 +143,23 @@ def test_a_model_that_refuses_zeros_says_so() -> None:
 
     with pytest.raises(RunError, match="refuses zeros as input: ids begin at 1"):
         Picky().sweep().run([square()], 1.0)
+
+
+def test_a_batch_without_memory_is_left_out_and_not_tried_again() -> None:
+    tried: list[tuple[int, int]] = []
+
+    class Small(Device):
+        def run(self, batch: Batch) -> Result:
+            shape = batch.rows, int(batch.lengths.max())
+            if shape[0] * shape[1] > 128:
+                tried.append(shape)
+                raise OutOfMemory("CUDA out of memory")
+            return super().run(batch)
+
+    too_large = TimedBatch((65,) * 4)
+    sweep = Small().sweep()
+    sweep.run([square(), (too_large,), (TimedBatch((8,)), too_large)], 1e9)
+    assert tried.count((4, 65)) == 1
+    assert {each.timed.tokens <= 128 for each in sweep.samples} == {True}
+    with pytest.raises(OutOfMemory):
+        Small().sweep().run([(TimedBatch((129,)),)], 1e9)
