@@ -123,7 +123,7 @@ def planned(device: str, modes: Mapping[str, Mapping[str, Any]]) -> list[Planned
     server, python = "loadtests.benches.gpu_server", sys.executable
     served = [
         Planned(f"server: {name}", (python, "-m", server, name, "--device", device), limit_s)
-        for name, limit_s in (("torch", 120.0), ("onnxruntime", 120.0), ("chat", 180.0))
+        for name, limit_s in (("torch", 150.0), ("onnxruntime", 150.0), ("chat", 240.0))
     ]
     settings = {name: WORK / f"{slug(name)}.yaml" for name in modes}
     verified = [
@@ -406,15 +406,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_settings(modes)
     again = ("failed", "missing", "incomplete") if asked.again else ()
     taken: list[Step] = []
-    for step in run_steps(steps, journal, asked.seconds, again):
-        taken.append(step)
-        print(f"{step.outcome:10} {step.seconds:7.1f} s  {step.name}", flush=True)
+    for ended in run_steps(steps, journal, asked.seconds, again):
+        taken.append(ended)
+        print(f"{ended.outcome:10} {ended.seconds:7.1f} s  {ended.name}", flush=True)
         write_record(asked.out, found, taken)
-    left = sum(step.outcome == "left" for step in taken)
+    left = sum(ended.outcome == "left" for ended in taken)
     print(f"written to {asked.out}: record.md, record.json, log.txt")
     if left:
         print(f"{left} steps are left: call it again")
-    return 0 if all(step.outcome == "passed" for step in taken) else 1
+    return 0 if all(ended.outcome == "passed" for ended in taken) else 1
 
 
 if __name__ == "__main__":
