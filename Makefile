@@ -17,7 +17,7 @@ export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel compiled test-compiled clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check gpu-wheels wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -172,9 +172,19 @@ compare: dev
 	$(BIN)/python -m loadtests.benches.compare --works device minilm; kept=$$?; \
 	$(BIN)/python -m loadtests.benches.document && exit $$kept
 
-# On a machine with an NVIDIA GPU: all that could not be verified without one; writes out/gpu-check.
+# On a machine with an NVIDIA GPU: all that could not be verified without one, in steps that a second
+# call goes on with; writes out/gpu-check.
 gpu-check: dev
 	$(BIN)/python -m loadtests.benches.gpu_check
+
+# What a GPU's machine without a network needs for it beside torch and pytest (docs/runtimes.md).
+GPU_PYTHON ?= 3.12
+GPU_PLATFORMS := $(patsubst %,--platform %_x86_64,manylinux_2_28 manylinux_2_17 manylinux2014) --platform any
+gpu-wheels: $(BIN)/python
+	$(PIP) download --quiet --no-deps --require-hashes --only-binary :all: --dest out/gpu-wheels \
+	  --python-version $(GPU_PYTHON) $(GPU_PLATFORMS) \
+	  -r requirements/runtime.lock -r requirements/example.lock
+	rm -f out/gpu-wheels/openvino-*
 
 wheel: dev
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .

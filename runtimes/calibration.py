@@ -1,4 +1,4 @@
-"""The recorded rows from which the ranges of int8 quantisation are taken.
+"""The recorded rows from which the ranges of quantisation to int8 and fp8 are taken.
 
 They come from `headrace record` (real traffic), or from an `.npz` of the same form. If no long row
 is among them, values that only long rows reach are cut off, and average errors would not show it.
@@ -25,6 +25,7 @@ from runtimes.graph.options import GraphOptions
 from runtimes.staging import digest_of
 from runtimes.types import RuntimeSettings
 
+PRECISIONS = ("int8", "fp8")  # that are calibrated
 MIN_ROWS = 32
 MIN_LONGEST = 4
 MAX_ROWS = 256
@@ -43,13 +44,13 @@ class GraphInput:
 
 def missing(precision: str, options: GraphOptions) -> str | None:
     """What is wrong with the options for this precision, None where nothing is."""
-    if precision == "int8" and options.calibration is None:
+    if precision in PRECISIONS and options.calibration is None:
         return (
-            "precision int8 needs the option calibration: a folder that `headrace record` wrote; "
-            "ranges are never taken from made-up rows"
+            f"precision {precision} needs the option calibration: a folder that `headrace record` "
+            "wrote; ranges are never taken from made-up rows"
         )
-    if precision != "int8" and options.calibration is not None:
-        return f"option 'calibration' is for precision int8, not {precision}"
+    if precision not in PRECISIONS and options.calibration is not None:
+        return f"option 'calibration' is for precision {' or '.join(PRECISIONS)}, not {precision}"
     return None
 
 

@@ -68,8 +68,8 @@ _GRAPHS = (SourceKind.HUGGING_FACE, SourceKind.ONNX)
 
 ENTRIES: Mapping[str, BackendEntry] = {
     "onnxruntime": BackendEntry(
-        "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8"),
-        kinds=_GRAPHS,
+        "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime",
+        ("fp32", "fp16", "int8", "fp8"), kinds=_GRAPHS,
     ),
     "openvino": BackendEntry(
         "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8"),
@@ -78,8 +78,8 @@ ENTRIES: Mapping[str, BackendEntry] = {
     "python": BackendEntry("runtimes.python.runtime", "Python", "", ("fp32",)),
     "synthetic": BackendEntry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
     "tensorrt": BackendEntry(
-        "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16"),
-        kinds=_GRAPHS,
+        "runtimes.tensorrt.runtime", "TensorRT", "tensorrt",
+        ("fp32", "fp16", "bf16", "int8", "fp8"), kinds=_GRAPHS,
     ),
     "torch": BackendEntry(
         "runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8"),
@@ -142,10 +142,13 @@ def options_class(runtime: str, task: str = "tensors") -> type[Any]:
 
 
 def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: str) -> str | None:
-    """What is wrong with how a backend that computes in eight bits is calibrated, None where
-    nothing is or it needs none. Of batch runtimes, for options that `check` has passed."""
+    """Why a backend of graphs cannot compute in this precision with these options, or what is wrong
+    with its calibration; None where nothing is. Of batch runtimes, for options that `check` has
+    passed."""
     chosen = option_parser.parse(options_class(runtime), options)
-    return calibration.missing(precision, chosen) if isinstance(chosen, GraphOptions) else None
+    if not isinstance(chosen, GraphOptions):
+        return None
+    return chosen.unfit(precision) or calibration.missing(precision, chosen)
 
 
 def available(runtime: str, task: str = "tensors") -> str | None:

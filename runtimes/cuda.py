@@ -26,6 +26,8 @@ from runtimes.errors import MissingBackend, OutOfMemory, Unhealthy, library
 
 VERSION = Path("/proc/driver/nvidia/version")
 NAME_BYTES = 256
+# Compute capability from which on tensor cores have the format.
+NEEDED_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,17 @@ def gpus(bindings: Any = None, version: Path = VERSION) -> tuple[VisibleGpu, ...
         return ()
     release = _release(driver, version)
     return tuple(_gpu(driver, index, release) for index in range(count))
+
+
+def check_precision(gpu: VisibleGpu, precision: str) -> None:
+    """Raises `LoadError` where the GPU's arithmetic lacks the precision."""
+    needed = NEEDED_CAPABILITY.get(precision, (0, 0))
+    if tuple(map(int, gpu.capability.split("."))) < needed:
+        others = "fp16" if precision == "bf16" else "int8 or fp16"
+        raise LoadError(
+            f"{gpu.name} has no {precision}: its compute capability is {gpu.capability}, "
+            f"{precision} needs {needed[0]}.{needed[1]} or more; set precision to {others}"
+        )
 
 
 def require(runtime: str) -> None:

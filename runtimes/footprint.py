@@ -22,8 +22,8 @@ from typing import Any
 
 from runtimes.source import Source, SourceKind
 
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 4}
-"""Of what is computed between weights; int8 backends keep that in fp32."""
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 4, "fp8": 2}
+"""Of what is computed between weights; most int8 backends keep that in fp32."""
 # Tables that are looked up by row; nothing is multiplied with them.
 _LOOKED_UP = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -73,8 +73,8 @@ def _element_bytes(kind: str, precision: str, multiplied: bool) -> int:
     """Floats are converted; what was quantised before stays as it is."""
     if kind not in _FLOATS:
         return _STORED_BYTES.get(kind, 1)
-    if precision == "int8":
-        return 1 if multiplied else 4
+    if precision in ("int8", "fp8") and multiplied:
+        return 1
     return ITEM_BYTES[precision]
 
 

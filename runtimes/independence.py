@@ -25,9 +25,9 @@ from runtimes.types import (
 )
 
 # Of a row alone and in a batch: a value next to a rounding step may fall to either side of it.
-TOLERANCES = {"fp32": 1e-5, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
+TOLERANCES = {"fp32": 1e-5, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2, "fp8": 5e-2}
 # Of the output's largest value: in which order numbers are added depends on a batch's shape.
-_BOUNDS = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 0.1, "int8": 0.1}
+_BOUNDS = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 0.1, "int8": 0.1, "fp8": 0.1}
 IDS = 90
 _LENGTHS = (3, 17, 9, 33)
 _GRAPHS = frozenset({".onnx", ".xml", ".pt2"})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:  # and those that installed packages bring: entry points, which are not imported here
     _BROUGHT = (each.name for each in entry_points(group="headrace.runtimes"))
     RuntimeName = Literal[(*_RUNTIMES, *sorted({*_BROUGHT} - {*_RUNTIMES}))]
-Precision = Literal["fp32", "bf16", "fp16", "int8"]
+Precision = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
 NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
 Amount = Annotated[float, Field(gt=0, le=1_000_000)]
 Options = Annotated[

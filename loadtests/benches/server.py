@@ -299,6 +299,14 @@ def on_free_ports(settings: Mapping[str, Any]) -> Settings:
     return changed(settings, {f"gateway.{name}": free_port() for name in names})
 
 
+def homes(home: Path = HOME_DIR) -> dict[str, str]:
+    """The environment by which the command line finds a bench's server."""
+    return {
+        "XDG_CACHE_HOME": str(home.absolute() / "cache"),
+        "XDG_STATE_HOME": str(home.absolute() / "state"),
+    }
+
+
 @contextlib.contextmanager
 def headrace(
     settings: Mapping[str, Any], *, name: str = "headrace", home: Path = HOME_DIR
@@ -310,10 +318,7 @@ def headrace(
     file = SETTINGS_DIR / f"{name}.yaml"
     file.write_text(yaml.safe_dump(written, sort_keys=False))
     url = f"http://127.0.0.1:{written['gateway']['port']}"
-    environ = {
-        "XDG_CACHE_HOME": str(home.absolute() / "cache"),
-        "XDG_STATE_HOME": str(home.absolute() / "state"),
-    }
+    environ = homes(home)
     command = [*command_line(), "serve", str(file)]
     launch = Launch(name, command, url, f"{url}/readyz", environ, strict=True)
     with launched(launch) as running:

@@ -58,7 +58,7 @@ class GraphOptions:
     pad_multiple: int = 1  # lengths are padded to a multiple of this
     layout: Layout | None = None  # of images: where the channels are
     warm_s: float = WARM_S  # warm-up starts no new batch after so many seconds
-    calibration: str | None = None  # for precision int8: the folder of recorded rows
+    calibration: str | None = None  # for precision int8 or fp8: the folder of recorded rows
     short_calibration: bool = False  # accept a calibration without rows of the longest bucket
     # Operations that compute in fp32 at any precision, as `headrace verify --layers` proposes them.
     keep_fp32: tuple[str, ...] = ()
@@ -68,6 +68,10 @@ class GraphOptions:
             raise ValueError(f"option 'pad_multiple' is {self.pad_multiple}, it must be 1 or more")
         if self.warm_s < 0:
             raise ValueError(f"option 'warm_s' is {self.warm_s}, it must be 0 or more")
+
+    def unfit(self, precision: str) -> str | None:
+        """Why the backend cannot compute in this precision with these options; None if it can."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ FOLLOWING = frozenset(
 )
 
 
-def halved(model: Any, precision: str) -> Any:
-    """The converted `ModelProto`; `model` itself is changed and must not be used again. Raises
-    `LoadError`."""
+def halved(model: Any, precision: str, kept: Sequence[str] = ()) -> Any:
+    """The converted `ModelProto`; `model` itself is changed and must not be used again. `kept`:
+    names of operations that compute in float32. Raises `LoadError`."""
     graph = model.graph
     attributes = (attribute for node in graph.node for attribute in node.attribute)
     if len(model.functions) or any(a.HasField("g") or len(a.graphs) for a in attributes):
@@ -59,7 +59,7 @@ def halved(model: Any, precision: str) -> Any:
             f"a graph with branches, loops or functions cannot be converted to {precision}: leave "
             "precision at fp32, or store the graph in that type"
         )
-    _Conversion(model, precision).run()
+    _Conversion(model, precision, kept).run()
     del graph.value_info[:]
     return model
 
@@ -68,8 +68,8 @@ class _Conversion:
     """A float32 tensor keeps its name; its half-width twin has the name with a suffix. Either is
     made, by a Cast, when an operation first asks for it."""
 
-    def __init__(self, model: Any, precision: str) -> None:
-        self._graph = model.graph
+    def __init__(self, model: Any, precision: str, kept: Sequence[str]) -> None:
+        self._graph, self._kept = model.graph, frozenset(kept)
         self._type, self._dtype = FORMATS[precision]
         self._suffix = f"/{precision}"
         self._weights = {weight.name: weight for weight in self._graph.initializer}
@@ -100,7 +100,7 @@ class _Conversion:
     def _convert(self, node: Any) -> None:
         given = {n for n in node.input if n in self._floats and n not in self._weights}
         follows = node.op_type in FOLLOWING and bool(given) and given <= self._full
-        half = not (node.op_type in KEPT or follows)
+        half = not (node.op_type in KEPT or node.name in self._kept or follows)
         if half:
             self._retype(node)
         for at, name in enumerate(node.input):
@@ -177,7 +177,7 @@ def build(model: Any, folder: Path, settings: RuntimeSettings, options: GraphOpt
     Raises `LoadError`.
     """
     onnx_model.check_kept(options.keep_fp32, [node.name for node in model.graph.node])
-    feeds = calibration.rows(settings, options, _inputs(model))
+    feeds = calibration.rows(settings, options, graph_inputs(model))
     typed = folder / "typed.onnx"
     _type_all(model, folder)
     onnx_model.save(model, typed)
@@ -230,7 +230,8 @@ def _reader(tool: Any, feeds: Sequence[Feed]) -> Any:
     return FeedReader()
 
 
-def _inputs(model: Any) -> list[GraphInput]:
+def graph_inputs(model: Any) -> list[GraphInput]:
+    """The inputs that a calibration feeds."""
     import onnx
 
     stored = {weight.name for weight in model.graph.initializer}

@@ -13,6 +13,7 @@ and of thread management.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,19 @@ class ONNXRuntimeOptions(DeviceOptions):
                 "option 'gpu_memory_mib' bounds CUDA's arena, beside which option "
                 "'tensorrt_engines' takes memory without a bound: leave one of them out"
             )
+
+    def unfit(self, precision: str) -> str | None:
+        """Its CUDA provider quantises but has no products of what it quantised: it would convert
+        back and compute in floats, slower than in fp16."""
+        on_gpu = self.device.startswith("cuda")
+        if self.tensorrt_engines or precision not in ("int8", "fp8"):
+            return None
+        if precision == "int8" and not on_gpu:
+            return None
+        return (
+            f"onnxruntime computes {precision} on a GPU with TensorRT alone: set option "
+            "tensorrt_engines to true, or precision to fp16"
+        )
 
 
 def profile_options(
@@ -146,10 +160,13 @@ def library() -> Any:
     return errors.library("onnxruntime", needed, "headrace[onnxruntime]")
 
 
-def preload(module: Any) -> None:
-    """Loads CUDA and cuDNN from NVIDIA's own packages where they are installed: the library looks
-    for them on the system alone, so that its CUDA provider would not start. What is not found is
-    left for the start of the provider to miss."""
+def preload(module: Any, tensorrt: bool = False) -> None:
+    """Loads CUDA, cuDNN and TensorRT from NVIDIA's own packages where they are installed: the
+    library looks for them on the system alone, so that its providers would not start. What is not
+    found is left for the start of the provider to miss."""
+    if tensorrt:
+        with contextlib.suppress(ImportError, OSError):  # of its libraries
+            importlib.import_module("tensorrt")
     found = getattr(module, "preload_dlls", None)  # since ONNX Runtime 1.21
     if found is not None:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints a line for each it misses

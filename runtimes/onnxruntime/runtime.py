@@ -7,8 +7,9 @@ TensorRT's engines are kept beside it. One batch at a time, its operators in tur
 threads as the control group allows.
 
 Precision is the graph's own, fp32 for what is built here, fp16 on a GPU: the CPU provider has no
-arithmetic in half precision. Source: ONNX Runtime's documentation of graph optimisation, of
-execution providers and of I/O binding.
+arithmetic in half precision. Its CUDA provider has no products of eight bits, so int8 and fp8 on a
+GPU are TensorRT's, which takes them from the graph. Source: ONNX Runtime's documentation of graph
+optimisation, of execution providers and of I/O binding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,8 +29,8 @@ from runtimes import calibration, cuda, options, staging
 from runtimes.errors import BadRows, LoadError, MissingBackend, failed
 from runtimes.graph.dense import GraphFacts
 from runtimes.graph.runtime import Engine, GraphRuntime
+from runtimes.onnx import explicit_quantization, precision
 from runtimes.onnx import model as onnx_model
-from runtimes.onnx import precision
 from runtimes.onnx import session as onnxruntime_session
 from runtimes.onnx.session import CUDA, TENSORRT, ONNXRuntimeOptions, Provider
 from runtimes.options import Device
@@ -71,11 +72,11 @@ class ONNXRuntimeRuntime(GraphRuntime):
     def graph(self) -> Any:
         """The `ModelProto` before the library's optimisations, weights in memory."""
         source = self._source()
-        if self._settings.precision == "int8":
-            return onnx_model.load(
-                self._staged(source, self._place(onnxruntime_session.library())) / precision.FILE
-            )
-        return onnx_model.read(source, self._settings, self._options)
+        if self._settings.precision in calibration.PRECISIONS:
+            place = self._place(onnxruntime_session.library())
+            file = "model.onnx" if place.is_cuda else precision.FILE
+            return onnx_model.load(self._staged(source, place) / file)
+        return self._read(source)
 
     def _staged(self, source: Source, place: Device) -> Path:
         parts, build = self._parts(source, place), self._stage(source, place)
@@ -83,7 +84,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
     def _stage(self, source: Source, place: Device) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
-            model = onnx_model.read(source, self._settings, self._options)
+            model = self._read(source)
             inputs = model.graph.input
             facts = {
                 "id_bounds": onnx_model.id_bounds(model),
@@ -92,9 +93,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
             }
             (folder / FACTS).write_text(json.dumps(facts))
             if place.is_cuda:
-                half = self._settings.precision == "fp16"
-                made = onnx_model.halved(model, self._options.keep_fp32) if half else model
-                onnx_model.save(made, folder / "model.onnx")
+                onnx_model.save(self._for_gpu(model, folder), folder / "model.onnx")
                 return
             if self._settings.precision == "int8":
                 onnxruntime_session.optimise(
@@ -108,12 +107,24 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
         return build
 
+    def _read(self, source: Source) -> Any:
+        """TensorRT knows none of the library's own operators: each would end an engine."""
+        standard = self._own_options.tensorrt_engines
+        return onnx_model.read(source, self._settings, self._options, standard=standard)
+
+    def _for_gpu(self, model: Any, folder: Path) -> Any:
+        wanted = self._settings.precision
+        if wanted in calibration.PRECISIONS:
+            return explicit_quantization.quantised(model, folder, self._settings, self._options)
+        return onnx_model.halved(model, self._options.keep_fp32) if wanted == "fp16" else model
+
     def _parts(self, source: Source, place: Device) -> list[str]:
         graph = self._graph_key(source)
         version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
             parts += [str(cuda.gpus()[place.index]), self._settings.precision]
+            parts.append("tensorrt" if self._own_options.tensorrt_engines else "cuda")
         return parts
 
     def _place(self, library: Any) -> Device:
@@ -128,16 +139,21 @@ class ONNXRuntimeRuntime(GraphRuntime):
         if place.is_cuda:
             total = gpus[place.index].memory_bytes
             options.check_gpu_has(chosen.gpu_memory_mib, total, place)
-        able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
-        if precision not in able_to:
-            raise LoadError(
-                f"onnxruntime has no {precision} on {place}: set precision to "
-                f"{' or '.join(able_to)}, or use openvino or torch for bf16"
-            )
         if chosen.tensorrt_engines and (not place.is_cuda or TENSORRT not in able):
             raise MissingBackend(
                 "option 'tensorrt_engines' is true, but onnxruntime sees no TensorRT: it needs a "
                 "GPU, onnxruntime-gpu and TensorRT's libraries; or set it to false"
+            )
+        unfit = replace(chosen, device=str(place)).unfit(precision)
+        if unfit:
+            raise LoadError(unfit)
+        if place.is_cuda:
+            cuda.check_precision(cuda.gpus()[place.index], precision)
+        able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
+        if precision not in (*able_to, *calibration.PRECISIONS):
+            raise LoadError(
+                f"onnxruntime has no {precision} on {place}: set precision to "
+                f"{' or '.join(able_to)}, or use openvino or torch for bf16"
             )
         return place
 
@@ -155,7 +171,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
             ),
         )
         if place.is_cuda:
-            onnxruntime_session.preload(library)
+            onnxruntime_session.preload(library, chosen.tensorrt_engines)
         engines = entry / "engines"
         if chosen.tensorrt_engines:
             engines.mkdir(exist_ok=True)

@@ -2,8 +2,9 @@
 
 A model has three engines. *latency* takes one row, *throughput* up to the batch target; both have
 the configured precision and a profile for each bucket edge. *fallback* takes every batch within the
-bounds, in fp32 with one profile. The network is strongly typed: an engine computes in the
-types of its graph (`runtimes.onnx.precision`). The timing cache makes later builds faster.
+bounds, with one profile, in fp32; in eight bits as the others, or a row's answer would differ by
+the whole error of quantisation with the batch it is in. The network is strongly typed: an engine
+computes in the types of its graph (`runtimes.onnx`). The timing cache makes later builds faster.
 
 A *plan* (a serialised engine) is code for one model of GPU, one driver and one version of TensorRT.
 Folders get copied between machines, so the facts beside a plan are checked before it is opened.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes import warmup
+from runtimes.calibration import PRECISIONS
 from runtimes.cuda import VisibleGpu
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.types import TensorSpec
@@ -67,8 +69,12 @@ def plans(bounds: Bounds, precision: str) -> tuple[EnginePlan, ...]:
     return (
         EnginePlan(LATENCY, precision, single),
         EnginePlan(THROUGHPUT, precision, many),
-        EnginePlan(FALLBACK, "fp32", (whole,)),
+        EnginePlan(FALLBACK, fallback_precision(precision), (whole,)),
     )
+
+
+def fallback_precision(precision: str) -> str:
+    return precision if precision in PRECISIONS else "fp32"
 
 
 def length_ranges(edges: Sequence[int], recorded: Sequence[int]) -> tuple[SizeRange, ...]:

@@ -1,10 +1,10 @@
 """The TensorRT backend: loads a model and runs its batches.
 
-The source is staged as ONNX, in fp32 and, where it is another, in the configured precision. From
-that, three engines are built and staged as plans: for one row,
-for full batches, and for every other batch (`profiles`). A plan runs on one model of GPU only
-(`plans`). The edges of buckets are fixed, since each edge has a profile. CUDA graphs are captured
-for each bucket's shapes.
+The source is staged as ONNX in the configured precision, int8 and fp8 with the ranges of recorded
+rows, and in the fallback's. From that, three engines are built and staged as plans:
+for one row, for full batches, and for every other batch (`profiles`). A plan runs on one model of
+GPU only (`plans`). The edges of buckets are fixed, since each edge has a profile. CUDA graphs are
+captured for each bucket's shapes.
 
 Unverified here: see docs/runtimes.md. The libraries are imported when a model is loaded.
 """
@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtimes import errors, options, staging, warmup
+from runtimes import calibration, cuda, errors, options, staging, warmup
 from runtimes.cuda import CudaMemory, gpus
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph.dense import GraphFacts, declare
 from runtimes.graph.options import DeviceOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
+from runtimes.onnx import explicit_quantization, precision
 from runtimes.onnx import model as onnx_model
-from runtimes.onnx.precision import halved
 from runtimes.source import Source
 from runtimes.tensorrt import plans as tensorrt_plans
 from runtimes.tensorrt.engine import Engines, TensorRTEngine
@@ -50,8 +50,8 @@ class TensorRTOptions(DeviceOptions):
         DeviceOptions.__post_init__(self)
         if self.device == "cpu":
             raise ValueError("option 'device' is 'cpu', but tensorrt runs on GPUs alone")
-        if self.keep_fp32 or self.calibration:
-            raise ValueError("tensorrt has neither option 'keep_fp32' nor 'calibration'")
+        if self.keep_fp32:
+            raise ValueError("tensorrt has no option 'keep_fp32'")
         if any(length < 1 for length in self.recorded_lengths):
             raise ValueError("option 'recorded_lengths' contains a length below 1")
 
@@ -82,6 +82,10 @@ class TensorRTRuntime(GraphRuntime):
         place = options.chosen_device(self._own.device, len(seen), "tensorrt")
         if not place.is_cuda:
             raise MissingBackend("the tensorrt runtime needs an NVIDIA GPU, and none is here")
+        calibration.check(settings.precision, self._options)
+        cuda.check_precision(seen[place.index], settings.precision)
+        if settings.precision in calibration.PRECISIONS:
+            explicit_quantization.require()
         needed = "the tensorrt runtime needs its packages"
         library, source = errors.library("tensorrt", needed, "headrace[tensorrt]"), self._source()
         memory = CudaMemory(place.index)  # before any build, because this chooses the GPU
@@ -118,10 +122,15 @@ class TensorRTRuntime(GraphRuntime):
                 "max_length": source.longest,
             }
             (folder / FACTS).write_text(json.dumps(stored))
-            onnx_model.save(model, folder / _graph_file("fp32"))
-            precision = self._settings.precision
-            if precision != "fp32":  # read anew: what was saved has left its weights behind
-                onnx_model.save(halved(read(), precision), folder / _graph_file(precision))
+            wanted = self._settings.precision
+            if wanted in calibration.PRECISIONS:
+                model = explicit_quantization.quantised(
+                    model, folder, self._settings, self._options
+                )
+            elif wanted != "fp32":
+                onnx_model.save(model, folder / _graph_file("fp32"))
+                model = precision.halved(read(), wanted)  # what was saved has left its weights
+            onnx_model.save(model, folder / _graph_file(wanted))
 
         return build
 

@@ -48,7 +48,7 @@ def tensorrt_stand_in() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tensorrt", fake_tensorrt.library())
-        patch.setattr(tensorrt_runtime, "gpus", lambda: (VisibleGpu("none", "0.0", "0"),))
+        patch.setattr(tensorrt_runtime, "gpus", lambda: (VisibleGpu("none", "9.0", "0"),))
         patch.setattr(tensorrt_runtime, "CudaMemory", fake_tensorrt.Memory)
         yield
 

@@ -171,7 +171,9 @@ class _Engine:
             evaluator = ReferenceEvaluator(model)
             self._compute = lambda feeds: evaluator.run(None, feeds)
         else:
-            session = onnxruntime.InferenceSession(model.SerializeToString())
+            plain = onnxruntime.SessionOptions()  # unoptimised: it would fuse fp8 as if it was int8
+            plain.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session = onnxruntime.InferenceSession(model.SerializeToString(), plain)
             self._compute = lambda feeds: session.run(None, feeds)
 
     def create_execution_context(self) -> _Context:

@@ -110,7 +110,8 @@ def test_eight_bits_without_a_calibration_are_refused_and_one_for_nothing_too():
     assert "needs the option calibration" in said
     assert "never taken from made-up rows" in said
     other = calibration.missing("bf16", GraphOptions(calibration="x"))
-    assert other == "option 'calibration' is for precision int8, not bf16"
+    assert other == "option 'calibration' is for precision int8 or fp8, not bf16"
+    assert "precision fp8 needs the option" in str(calibration.missing("fp8", GraphOptions()))
     assert calibration.missing("int8", GraphOptions(calibration="x")) is None
     assert calibration.missing("fp32", GraphOptions()) is None
 

@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
         ("fp16", 2 * (200 + 21 + 5) + 16),
         ("bf16", 2 * (200 + 21 + 5) + 16),
         ("int8", 200 + 4 * (21 + 5) + 16),  # products alone are quantised
+        ("fp8", 200 + 2 * (21 + 5) + 16),
     ],
 )
 def test_tensors_count_in_the_format_they_are_computed_in(folder, precision, size):

@@ -22,8 +22,13 @@ from runtimes.onnx.session import (
 )
 from runtimes.onnxruntime import runtime as onnxruntime
 from runtimes.options import CPU, Device
+from runtimes.source import inspect
 from runtimes.types import RuntimeSettings, TensorSpec
 from runtimes.warmup import OptimizationProfile, SizeRange
+
+sys.path.append(str(Path(__file__).parents[1] / "conformance"))
+
+from tiny_models import bert_folder, recorded_rows
 
 GPU = Device("cuda", 1)
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -101,8 +106,12 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
         catalog.check("onnxruntime", chosen, "fp32")
 
 
-def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    gpu = VisibleGpu("G", "9.0", "1", memory_bytes=16 << 30)
+H100 = VisibleGpu("G", "9.0", "1", memory_bytes=16 << 30)
+
+
+def place(
+    able: list[str], seen: int, monkeypatch: Any, gpu: VisibleGpu = H100, **fields: Any
+) -> Device:
     monkeypatch.setattr(cuda, "gpus", lambda: (gpu,) * seen)
     monkeypatch.setattr(cuda, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
@@ -148,6 +157,61 @@ def test_half_precision_is_for_gpus(monkeypatch):
     assert place(WITH_CUDA, 1, monkeypatch, precision="fp16").is_cuda
     with pytest.raises(LoadError, match="onnxruntime has no fp16 on cpu"):
         place(WITH_CUDA, 0, monkeypatch, precision="fp16")
+
+
+WITH_TENSORRT = ["TensorrtExecutionProvider", *WITH_CUDA]
+ENGINES = {"device": "cuda", "tensorrt_engines": True, "calibration": "recorded"}
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_eight_bits_on_a_gpu_are_tensorrts(monkeypatch, precision):
+    assert place(WITH_TENSORRT, 1, monkeypatch, precision=precision, options=ENGINES).is_cuda
+    with pytest.raises(LoadError, match=f"computes {precision} on a GPU with TensorRT alone"):
+        place(WITH_CUDA, 1, monkeypatch, precision=precision)
+
+
+def test_eight_bits_on_processors_are_int8(monkeypatch):
+    assert not place(WITH_CUDA, 0, monkeypatch, precision="int8").is_cuda
+    with pytest.raises(LoadError, match="computes fp8 on a GPU with TensorRT alone"):
+        place(WITH_CUDA, 0, monkeypatch, precision="fp8")
+
+
+def test_card_without_fp8_is_refused_by_its_capability(monkeypatch):
+    a10 = VisibleGpu("A10", "8.6", "1")
+    with pytest.raises(LoadError, match="A10 has no fp8"):
+        place(WITH_TENSORRT, 1, monkeypatch, a10, precision="fp8", options=ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "wrong"),
+    [
+        ({"device": "cuda:1", "calibration": "x"}, "int8", "set option tensorrt_engines to true"),
+        ({"calibration": "x"}, "fp8", "set option tensorrt_engines to true"),
+        ({"tensorrt_engines": True}, "fp8", "precision fp8 needs the option calibration"),
+        ({"calibration": "x"}, "int8", None),
+        (ENGINES, "int8", None),
+        (ENGINES, "fp8", None),
+    ],
+)
+def test_settings_alone_show_whether_eight_bits_can_be(options, precision, wrong):
+    found = catalog.calibration_complaint("onnxruntime", options, precision)
+    assert wrong in found if wrong else found is None
+
+
+def test_tensorrt_gets_a_graph_of_standard_operators_with_the_pairs_in_it(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime", reason="pip install 'headrace[onnxruntime]'")
+    source = bert_folder(tmp_path / "bert")
+    options = ENGINES | {"calibration": str(recorded_rows(tmp_path / "recorded"))}
+    chosen = RuntimeSettings(
+        "m", "onnxruntime", source, tmp_path / "cache", task="embed", precision="int8",
+        options=options, edges=(8, 64),
+    )  # fmt: skip
+    runtime = onnxruntime.ONNXRuntimeRuntime(chosen)
+    runtime._stage(inspect(source, tmp_path / "cache"), GPU)(tmp_path)
+    graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
+    assert {node.domain for node in graph.node} == {""}
+    assert sum(node.op_type == "QuantizeLinear" for node in graph.node) == 8  # four a layer
 
 
 class WithoutTensorRT:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import catalog
+from runtimes import catalog, cuda
 from runtimes.cuda import VisibleGpu
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact, RunError
 from runtimes.graph.dense import GraphFacts
@@ -57,6 +57,11 @@ def test_three_engines_cover_one_row_full_batches_and_the_rest():
     assert {profile.rows for profile in latency.profiles} == {SizeRange(1, 1, 1)}
     assert [profile.rows.most for profile in throughput.profiles] == [8, 4]
     assert fallback.profiles == (OptimizationProfile(SizeRange(1, 4, 8), SizeRange(1, 64, 64)),)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_in_eight_bits_no_batch_gets_another_precision(precision):
+    assert {plan.precision for plan in plans(BOUNDS, precision)} == {precision}
 
 
 @pytest.mark.parametrize(
@@ -285,6 +290,7 @@ def test_memory_is_given_back():
         ({"recorded_lengths": [4, 0]}, "length below 1"),
         ({"recorded_lengths": ["4"]}, "a list, each a whole number"),
         ({"plan": "x"}, "did you mean 'plans'"),
+        ({"keep_fp32": ["a"]}, "tensorrt has no option 'keep_fp32'"),
     ],
 )
 def test_wrong_options_are_told_what_is_right(given, message):
@@ -299,3 +305,44 @@ def test_machine_without_a_gpu_is_told_so(tmp_path, monkeypatch):
     settings = RuntimeSettings("m", "tensorrt", Path("absent"), tmp_path)
     with pytest.raises(MissingBackend, match="needs an NVIDIA GPU, and none is here"):
         tensorrt.TensorRTRuntime(settings).load()
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "refused"),
+    [
+        ("8.6", "fp8", "NVIDIA A10 has no fp8: its compute capability is 8.6, fp8 needs 8.9"),
+        ("8.9", "fp8", None),
+        ("10.0", "fp8", None),
+        ("7.5", "bf16", "bf16 needs 8.0 or more; set precision to fp16"),
+        ("8.0", "bf16", None),
+        ("7.5", "int8", None),
+    ],
+)
+def test_precision_that_the_gpu_lacks_is_refused_with_what_it_has(capability, precision, refused):
+    gpu = VisibleGpu("NVIDIA A10", capability, "580")
+    if refused is None:
+        cuda.check_precision(gpu, precision)
+        return
+    with pytest.raises(LoadError, match=refused):
+        cuda.check_precision(gpu, precision)
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "message"),
+    [
+        ("8.6", {"calibration": "recorded"}, "has no fp8"),
+        ("9.0", {}, "precision fp8 needs the option calibration"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_anything_is_staged(
+    tmp_path, monkeypatch, capability, options, message
+):
+    from runtimes.tensorrt import runtime as tensorrt
+
+    monkeypatch.setattr(tensorrt, "gpus", lambda: (VisibleGpu("A10", capability, "580"),))
+    settings = RuntimeSettings(
+        "m", "tensorrt", Path("absent"), tmp_path, precision="fp8", options=options
+    )
+    with pytest.raises(LoadError, match=message):
+        tensorrt.TensorRTRuntime(settings).load()
+    assert not list(tmp_path.iterdir())

@@ -41,6 +41,7 @@ ROUNDING: Mapping[str, float] = {
     "fp16": 2.0**-11,
     "bf16": 2.0**-8,
     "int8": 2.0**-7,
+    "fp8": 2.0**-4,
 }
 ROUNDINGS = 10
 WORSE = 4.0  # times the error of its inputs: from there on the error is the operation's own

@@ -97,7 +97,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    version: 1.0", 'is 1.0; must be text such as "1.0"; write it in quotes'),
         ("    version: 'a/b'", "version: is 'a/b'; must be text"),
         ("    source: x.onnx", "source: must be left out: a synthetic model has no artifact"),
-        ("    precision: int4", "is 'int4'; must be fp32, bf16, fp16 or int8"),
+        ("    precision: int4", "is 'int4'; must be fp32, bf16, fp16, int8 or fp8"),
         ("    precision: bf16", "precision: synthetic has no precision 'bf16'"),
         ("    options: {base: 1}", "device.options: "),
         ("    options: {base_ms: -1}", "device.options: "),

@@ -251,3 +251,27 @@ def test_eight_bits_without_a_calibration_are_refused_by_the_settings(
     checked = CliRunner().invoke(main, ["check", str(file)])
     assert checked.exit_code == 2
     assert "models.m.options: precision int8 needs the option calibration" in checked.output
+
+
+@pytest.mark.parametrize(
+    ("runtime", "precision", "options", "said"),
+    [
+        ("tensorrt", "fp8", {}, "options: precision fp8 needs the option calibration"),
+        ("onnxruntime", "fp8", {"calibration": "x"}, "computes fp8 on a GPU with TensorRT alone"),
+        (
+            "onnxruntime",
+            "int8",
+            {"calibration": "x", "device": "cuda"},
+            "computes int8 on a GPU with TensorRT alone: set option tensorrt_engines to true",
+        ),
+        ("openvino", "fp8", {}, "openvino has no precision 'fp8'"),
+    ],
+)
+def test_eight_bits_that_nothing_here_computes_are_refused_by_the_settings(
+    settings_file, tmp_path, runtime, precision, options, said
+):
+    growing_onnx(tmp_path / "m.onnx")
+    file = settings_file(source="m.onnx", runtime=runtime, precision=precision, options=options)
+    checked = CliRunner().invoke(main, ["check", str(file)])
+    assert checked.exit_code == 2
+    assert said in " ".join(checked.output.split())
