@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes.errors import MissingBackend, OutOfMemory, Unhealthy, library
+from runtimes.errors import LoadError, MissingBackend, OutOfMemory, Unhealthy, library
 
 VERSION = Path("/proc/driver/nvidia/version")
 NAME_BYTES = 256

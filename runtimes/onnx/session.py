@@ -66,10 +66,10 @@ class ONNXRuntimeOptions(DeviceOptions):
                 "'tensorrt_engines' takes memory without a bound: leave one of them out"
             )
 
-    def unfit(self, precision: str) -> str | None:
+    def unfit(self, precision: str, place: str = "") -> str | None:
         """Its CUDA provider quantises but has no products of what it quantised: it would convert
-        back and compute in floats, slower than in fp16."""
-        on_gpu = self.device.startswith("cuda")
+        back and compute in floats, slower than in fp16. `place`: the device, where it is known."""
+        on_gpu = (place or self.device).startswith("cuda")
         if self.tensorrt_engines or precision not in ("int8", "fp8"):
             return None
         if precision == "int8" and not on_gpu:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -144,7 +144,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
                 "option 'tensorrt_engines' is true, but onnxruntime sees no TensorRT: it needs a "
                 "GPU, onnxruntime-gpu and TensorRT's libraries; or set it to false"
             )
-        unfit = replace(chosen, device=str(place)).unfit(precision)
+        unfit = chosen.unfit(precision, str(place))
         if unfit:
             raise LoadError(unfit)
         if place.is_cuda:
