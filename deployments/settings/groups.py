@@ -157,5 +157,9 @@ def _shorter(lengths: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """The model's `lengths`, for replicas that take rows of at most `longest`."""
     buckets = lengths.get("buckets")
     if isinstance(buckets, list):
-        return {**lengths, "max": longest, "buckets": [*(e for e in buckets if e < longest), longest]}
+        return {
+            **lengths,
+            "max": longest,
+            "buckets": [*(e for e in buckets if e < longest), longest],
+        }
     return {**lengths, "max": longest}

@@ -49,6 +49,12 @@ class ModelSettings(ModelFields):
             name: ModelSettings.model_validate(view) for name, view in group_views(written).items()
         }
 
+    def main_view(self) -> ModelSettings:
+        """The settings of the first group that takes all lengths; without groups, the model's."""
+        whole = [group.name for group in self.replicas.groups if group.max_length is None]
+        views = self.views()
+        return views[whole[0]] if whole else next(iter(views.values()), self)
+
 
 def _images(model: ModelFields) -> Iterator[Complaint]:
     if model.task not in ("classify", "rerank") and model.classify != ClassifySettings():

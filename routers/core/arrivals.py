@@ -23,7 +23,7 @@ from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
 from routers.state.flows import Flow
-from routers.state.offered import OfferedWork
+from routers.state.offered import MeanWork, OfferedWork
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 
@@ -95,7 +95,13 @@ class Arrivals:
         work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
         tracked.price(work_s)
         if request.is_first:
-            self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
+            self._offer(work_s, request.lengths, tracked.flow.asks)
+
+    def _offer(self, work_s: float, lengths: tuple[int, ...], asks: MeanWork | None) -> None:
+        self.offered.add(work_s, lengths[0], asks)
+        for bound in self._groups.bounds:
+            longer = tuple([length for length in lengths if length > bound])
+            self.offered.add_longer(bound, self._work_s(longer))
 
     def count_rejected(self, request: Request, reason: Reason) -> None:
         """Count the work of a request that was rejected before `track`. It is demand only where
@@ -108,7 +114,7 @@ class Arrivals:
             return
         flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
         asks = None if flow is None else flow.asks
-        self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
+        self._offer(self._work_s(request.lengths), request.lengths, asks)
 
     def turned_away_unread(self, tenant: str, priority: int) -> None:
         """Count a request that was rejected by its headers alone, for want of replicas: as much
@@ -124,7 +130,7 @@ class Arrivals:
         if lengths:
             longest = self._waiting.edges[-1]
             within = tuple([min(length, longest) for length in lengths])
-            self.offered.add(self._work_s(within), within[0], asks)
+            self._offer(self._work_s(within), within, asks)
         else:
             self.offered.add_unread(asks)
         self.offered.served_s += self.offered.work_s - before_s
