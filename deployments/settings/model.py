@@ -224,11 +224,11 @@ def _group_lengths(model: ModelFields) -> Iterator[Complaint]:
             )
     if not bounds:
         return
-    edges, apart = model.lengths.max_buckets, len({*bounds.values(), longest})
-    if edges is not None and edges < apart:
+    buckets, apart = model.lengths.max_buckets, len({*bounds.values(), longest})
+    if buckets is not None and buckets < apart:
         yield (
             ("lengths", "buckets"),
-            f"is {edges}; must be at least {apart}, because groups end at so many lengths",
+            f"is {buckets}; must be at least {apart}, because groups end at so many lengths",
         )
     taken = max(longest if g.max_length is None else g.max_length for g in groups if not g.overflow)
     if taken < longest:

@@ -335,10 +335,10 @@ class ReplicaGroups:
             return
         _end_at(group, group.longest)
         for bound in self.bounds if not group.is_open else ():
-            if bound < group.longest and (work_s := waiting_s(bound)) > 0.0:
-                if self._wait_s(bound, work_s, now) > group.after_s:
-                    group.is_open, group.lengths = True, LengthRange(bound, group.longest)
-                    return
+            work_s = waiting_s(bound) if bound < group.longest else 0.0
+            if work_s > 0.0 and self._wait_s(bound, work_s, now) > group.after_s:
+                group.is_open, group.lengths = True, LengthRange(bound, group.longest)
+                return
 
     def _wait_s(self, above: int, waiting_s: float, now: float) -> float:
         """Predicted seconds until the groups that are no reserves have started all that waits of
@@ -384,9 +384,11 @@ class ReplicaGroups:
         """The groups that rows of this bucket may be left to; not those that have just left theirs
         themselves."""
         for other in self.by_name.values():
-            if other is not group and other.healthy and other.is_open and not other.holds_back:
-                if other.lengths is None or edge in other.lengths:
-                    yield other
+            takes = other.lengths is None or edge in other.lengths
+            if other is group or not (takes and other.healthy and other.is_open):
+                continue
+            if not other.holds_back:
+                yield other
 
 
 def of_group(settings: DispatcherSettings, own: GroupSettings) -> DispatcherSettings:

@@ -235,9 +235,9 @@ class FlowQueue:
         """The bucket whose turn it is, where rows travel one by one."""
         return min(self.waiting(lengths), key=_turn)
 
-    def by_turn(self) -> list[Bucket]:
+    def by_turn(self, lengths: LengthRange | None = None) -> list[Bucket]:
         """The buckets that hold rows, the one whose turn it is first."""
-        return sorted(self.waiting(None), key=_turn)
+        return sorted(self.waiting(lengths), key=_turn)
 
     def head(self) -> Row | None:
         """The first row over all buckets, left where it is."""

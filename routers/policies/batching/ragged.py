@@ -41,8 +41,8 @@ class RaggedBatching:
     ) -> BatchPlan | None:
         plan = _planned(view, lane, capacity, capacity.lengths, now)
         longest = capacity.group.longest
-        for bound in view.groups.bounds if plan is not None else ():
-            if not (plan.holds_back and plan.is_last):
+        for bound in view.groups.bounds:
+            if plan is None or not (plan.holds_back and plan.is_last):
                 break
             # Shorter rows are left to another group, which may not take those above the bound.
             if plan.bucket.edge <= bound < longest:
@@ -99,9 +99,8 @@ def _bucket(
     bucket = queue.leading(capacity.group.sizes, now, lengths)
     switch_s = view.settings.buckets.switch_s
     if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
-        loaded = queue.buckets.get(capacity.last_edge)
-        if loaded is not None and loaded.rows and loaded.turn <= bucket.turn + switch_s:
-            if lengths is None or loaded.edge in lengths:
+        for loaded in queue.waiting(lengths):
+            if loaded.edge == capacity.last_edge and loaded.turn <= bucket.turn + switch_s:
                 return loaded
     return bucket
 
