@@ -68,7 +68,9 @@ def combined(
     base = next(iter(parts.values()))
     refused: dict[str, str] = {}
     fixed = [part.bucket_edges for part in parts.values() if _is_fixed(part)]
-    edges = max(fixed, key=lambda each: each[-1], default=())
+    edges = next(iter(fixed), ())
+    if lengths is not None:
+        edges = max(fixed, key=lambda each: each[-1], default=())
     for name, part in parts.items():
         reason = _unlike(base, part)
         shorter = tuple(edge for edge in edges if lengths is None or edge <= part.max_length)
