@@ -1,4 +1,4 @@
-"""Groups that end at a length: those that alone take longer rows are sized by the demand for them."""
+"""Groups that end at a length: those that alone take longer rows are sized by the demand for it."""
 
 import pytest
 from hypothesis import given
