@@ -7,8 +7,7 @@ times an exponential decay; it may be at most 1 - `percentile`. No replica is pl
 the knee. Several groups count as one queue with one server per replica and mean service times. The
 variability of arrivals is measured (variance over mean of work in short bins). If it exceeds
 Poisson's, C is raised to the power of its inverse.
-Where groups end at different lengths, the groups that take the longest rows are sized for those
-rows first, then those that take the next shorter ones too, and at last all groups for all work.
+Groups that alone take the longest rows are sized for those first, and all groups for all work last.
 Checked against a simulation: never too few, at most two of 17 too many. Work: O(log n) steps of
 O(n); results are reused for work that differs by less than half a percent.
 """

@@ -99,6 +99,8 @@ class Arrivals:
 
     def _offer(self, work_s: float, lengths: tuple[int, ...], asks: MeanWork | None) -> None:
         self.offered.add(work_s, lengths[0], asks)
+        if not self._groups.bounds:
+            return
         for bound in self._groups.bounds:
             longer = tuple([length for length in lengths if length > bound])
             self.offered.add_longer(bound, self._work_s(longer))

@@ -32,7 +32,8 @@ def form_batch(
     requests.row_without_room = None
     lead = _stream_batch if capacity.streams else _led_batch
     for lane in _lanes_in_order(requests, now):
-        retried = lane.first_alone(capacity.lengths)
+        lengths = capacity.lengths
+        retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
         if retried is not None and _may_retry_on(requests, retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now

@@ -223,8 +223,8 @@ class RequestTable:
             elif is_over(tracked.request, self.settings, now):
                 self.evict(tracked, Reason.LATE, actions)
             else:
-                if self.groups.bounds:  # edges may have moved since, but groups end at these only
-                    row.edge = self.waiting.edges[self.waiting.bucket_of(row.length)]
+                if self.groups.bounds:
+                    self.waiting.place(row)
                 self.waiting.add(row, now)
                 if tracked.late and keeps_its_place(tracked, self.settings):
                     self._move_lane(tracked, now, late=False)

@@ -186,20 +186,24 @@ class FlowQueue:
             found = self.buckets[edge] = Bucket(self, self.flow, edge)
         return found
 
-    def before_s(
-        self, edge: int, seconds: float, counted: Callable[[int], float] | None = None
-    ) -> float:
+    def before_s(self, edge: int, seconds: float) -> float:
         """Predicted seconds of this flow's work that is served up to and with a new request of
         `seconds`, buckets being served by turn: what waits in the request's bucket, and from every
-        other bucket at most as much. `counted`: how many times the work of a bucket counts."""
+        other bucket at most as much."""
         own = self.buckets.get(edge)
         own_s = seconds if own is None else own.waiting_s + seconds
-        before_s = seconds if counted is None else seconds * counted(edge)
+        before_s = seconds
         for bucket in self.buckets.values():
             waiting_s = bucket.waiting_s
-            part_s = waiting_s if waiting_s < own_s else own_s
-            before_s += part_s if counted is None else part_s * counted(bucket.edge)
+            before_s += waiting_s if waiting_s < own_s else own_s
         return before_s
+
+    def counted_before_s(self, edge: int, seconds: float, counted: Callable[[int], float]) -> float:
+        """The same, where the work of a bucket counts so many times."""
+        own = self.buckets.get(edge)
+        own_s = seconds if own is None else own.waiting_s + seconds
+        parts = [min(b.waiting_s, own_s) * counted(b.edge) for b in self.buckets.values()]
+        return seconds * counted(edge) + sum(parts)
 
     def waiting(self, lengths: LengthRange | None) -> list[Bucket]:
         """The buckets that hold rows of these lengths; None: of all lengths."""
@@ -211,7 +215,10 @@ class FlowQueue:
         """The bucket that fills most of a batch, over all flows; among equals the one whose turn is
         first. But a bucket whose turn comes before that one's leads if it would have waited too
         long once that batch was served."""
-        waiting = self.waiting(lengths)
+        if lengths is None:
+            waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
+        else:
+            waiting = self.waiting(lengths)
         if len(waiting) == 1:
             return waiting[0]
         length_classes = self.lane.length_classes

@@ -200,7 +200,7 @@ class ReplicaSet:
             trusted=trusted or replica.answers > 0,
             last_edge=replica.last_edge,
             lengths=replica.group.lengths,
-            longest_beside=self._longest_beside(replica),
+            longest_beside=self._longest_beside(replica) if self.running > 1 else 0,
             starts_in_s=max(0.0, replica.finish_at - now),
             others_idle=self.ready.others_idle(replica),
             groups=self.groups if len(self.groups.by_name) > 1 else None,
@@ -211,9 +211,8 @@ class ReplicaSet:
         )
 
     def _longest_beside(self, replica: ReplicaState) -> int:
-        if self.groups.bounds:
-            return self.groups.longest_beside(replica.group)
-        return ANY_LENGTH if self.running > 1 else 0
+        bounds = self.groups.bounds
+        return self.groups.longest_beside(replica.group) if bounds else ANY_LENGTH
 
     def _due_at(self, replica: ReplicaState) -> float | None:
         """When its next lease is due; None while that is no matter of time."""

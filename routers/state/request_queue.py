@@ -132,6 +132,11 @@ class RequestQueue:
         bucket.queue.lane.left(row, bucket)
         self._count_out(row)
 
+    def place(self, row: Row) -> None:
+        """Give a row that comes back the bucket that it belongs to under the edges of now: groups
+        of replicas end at those, not at the edges that it was queued under."""
+        row.edge = self.edges[self.bucket_of(row.length)]
+
     def move(self, row: Row, now: float) -> None:
         """Move the row into the bucket that it belongs to under the edges of now; a row that
         travels alone stays. `tidy` must be called afterwards."""

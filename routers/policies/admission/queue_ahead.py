@@ -80,7 +80,10 @@ class QueueAhead:
             return before_s + sum([lane.waiting_s for lane in ahead])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # None: all that the flow has waiting are rows that travel alone
-            before_s = queue.before_s(longest or tracked.edge, before_s, counted)
+            if counted is None:
+                before_s = queue.before_s(tracked.edge, before_s)
+            else:
+                before_s = queue.counted_before_s(longest, before_s, counted)
         if flow.peer_demand_s > 0.0:
             before_s += min(before_s, flow.peer_demand_s)
         return before_s

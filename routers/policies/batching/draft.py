@@ -228,7 +228,12 @@ class Turns(Generic[T]):
             if index >= 0:
                 self._expand(tag, pushed, index, item)
                 continue
-            head = heads[item] if item in heads else self._head(item)
+            if item in heads:
+                head = heads[item]
+            elif self._lengths is None:
+                head = item.head()
+            else:
+                head = next(item.in_order(self._lengths), None)
             if head is None:
                 heappop(candidates)
                 continue
@@ -253,11 +258,6 @@ class Turns(Generic[T]):
             rows = self._rows[item] = item.in_order(self._lengths)
             next(rows)
         self._heads[item] = next(rows, None)
-
-    def _head(self, item: T) -> Row | None:
-        if self._lengths is None:
-            return item.head()
-        return next(item.in_order(self._lengths), None)
 
     def firsts(self, most: int) -> list[T]:
         """At most `most` items that stand first, in order."""

@@ -71,7 +71,7 @@ def _planned(
     now: float,
 ) -> BatchPlan | None:
     """The batch that the next flow leads with rows of these lengths (None: of all)."""
-    queue = lane.first(lengths)
+    queue = lane.order.first() if lengths is None else lane.first(lengths)
     if queue is None:
         return None
     bucket = _bucket(view, queue, capacity, lengths, now)
