@@ -23,7 +23,7 @@ from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
 from routers.state.flows import Flow
-from routers.state.offered import MeanWork, OfferedWork
+from routers.state.offered import OfferedWork
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 
@@ -95,12 +95,12 @@ class Arrivals:
         work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
         tracked.price(work_s)
         if request.is_first:
-            self._offer(work_s, request.lengths, tracked.flow.asks)
+            self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
+            if self._groups.bounds:
+                self._offer_longer(request.lengths)
 
-    def _offer(self, work_s: float, lengths: tuple[int, ...], asks: MeanWork | None) -> None:
-        self.offered.add(work_s, lengths[0], asks)
-        if not self._groups.bounds:
-            return
+    def _offer_longer(self, lengths: tuple[int, ...]) -> None:
+        """Count the work of the rows that not all groups take."""
         for bound in self._groups.bounds:
             longer = tuple([length for length in lengths if length > bound])
             self.offered.add_longer(bound, self._work_s(longer))
@@ -116,7 +116,8 @@ class Arrivals:
             return
         flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
         asks = None if flow is None else flow.asks
-        self._offer(self._work_s(request.lengths), request.lengths, asks)
+        self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
+        self._offer_longer(request.lengths)
 
     def turned_away_unread(self, tenant: str, priority: int) -> None:
         """Count a request that was rejected by its headers alone, for want of replicas: as much
@@ -132,7 +133,8 @@ class Arrivals:
         if lengths:
             longest = self._waiting.edges[-1]
             within = tuple([min(length, longest) for length in lengths])
-            self._offer(self._work_s(within), within, asks)
+            self.offered.add(self._work_s(within), within[0], asks)
+            self._offer_longer(within)
         else:
             self.offered.add_unread(asks)
         self.offered.served_s += self.offered.work_s - before_s
