@@ -25,14 +25,16 @@ class DemandReading:
     served_s: float = 0.0  # work that was answered
     refused: Mapping[str, int] = field(default_factory=dict)  # requests by reason
     by_length: Mapping[int, float] = field(default_factory=dict)  # offered work by bucket's edge
-    # Offered work of rows longer than each length at which a group ends, by that length.
-    longer_s: Mapping[int, float] = field(default_factory=dict)
 
     # Now.
     backlog_s: float = 0.0  # work that waits
-    longer_backlog_s: Mapping[int, float] = field(default_factory=dict)  # by length as `longer_s`
     oldest_wait_s: float = 0.0
     urgent: bool = False  # requests wait that no running replica can take
+
+    # The parts of `offered_s` and `backlog_s` that are rows longer than each length at which a
+    # group ends, by that length.
+    longer_s: Mapping[int, float] = field(default_factory=dict)
+    longer_backlog_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,6 +261,16 @@ def test_a_snapshot_says_that_rows_wait_which_no_running_replica_may_take(two):
     assert not core.dispatcher.snapshot(core.now).stranded
 
 
+def test_rows_strand_whose_longest_no_running_replica_takes(two):
+    core = two("small_1")
+    strands = core.dispatcher.strands
+    assert [strands(each) for each in ((128,), (SHORT, 129), (9999,), ())] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    core.step(listed("small_1", "large_1"))
+    assert not strands((512,))
+
+
 def test_offered_work_of_long_rows_is_counted_by_rows(two):
     core = two()
     core.arrive(1, SHORT, LONG, LONG)
