@@ -51,7 +51,8 @@ class ModelSettings(ModelFields):
 
     def main_view(self) -> ModelSettings:
         """The settings of the first group that takes all lengths; without groups, the model's."""
-        whole = [group.name for group in self.replicas.groups if group.max_length is None]
+        all_lengths = (None, self.lengths.max)
+        whole = [g.name for g in self.replicas.groups if g.max_length in all_lengths]
         views = self.views()
         return views[whole[0]] if whole else next(iter(views.values()), self)
 

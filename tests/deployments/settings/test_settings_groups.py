@@ -165,6 +165,8 @@ def test_a_longer_row_for_the_model_does_not_restart_a_group_with_its_own() -> N
 def test_the_pool_and_canaries_run_a_group_that_takes_all_lengths() -> None:
     made = model(SLICE, WHOLE, lengths={"max": 512})
     assert made.main_view() == made.views()["whole"]
+    said = model(SLICE, WHOLE | {"lengths": {"max": 512}}, lengths={"max": 512})
+    assert said.main_view() == said.views()["whole"]
     assert model().main_view() == model()
 
 
