@@ -12,8 +12,8 @@ and window.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean
@@ -44,6 +44,8 @@ class DemandView:
     backlog_s: float = 0.0  # work that waits
     urgent: bool = False  # requests wait that no running replica can take
     requested_at: float | None = None  # of the latest request; None: none was seen
+    # The part of the demand that is rows longer than each length at which a group ends.
+    longer: Mapping[int, DemandView] = field(default_factory=dict)
 
     @property
     def waits(self) -> bool:
@@ -70,6 +72,7 @@ class Demand:
     def __init__(self) -> None:
         self.requested_at: float | None = None
         self._gateways: dict[str, _Counters] = {}
+        self._longer: dict[int, Demand] = {}  # the part of rows longer than a length
 
     def on_report(self, gateway: str, reading: DemandReading, now: float) -> None:
         """Take a gateway's reading. If its counters are lower than before, counting begins again. A
@@ -87,10 +90,16 @@ class Demand:
             came = counters.add(reading, now)
         if came or reading.urgent or reading.backlog_s > 0.0:
             self.requested_at = now
+        for length, offered_s in reading.longer_s.items():
+            backlog_s = reading.longer_backlog_s.get(length, 0.0)
+            part = DemandReading(offered_s, requests=reading.requests, backlog_s=backlog_s)
+            self._longer.setdefault(length, Demand()).on_report(gateway, part, now)
 
     def gone(self, gateway: str) -> None:
         """Forget a gateway that is known to have ended."""
         self._gateways.pop(gateway, None)
+        for part in self._longer.values():
+            part.gone(gateway)
 
     def view(self, windows_s: Iterable[float], now: float) -> DemandView:
         self._forget(now)
@@ -99,15 +108,23 @@ class Demand:
         fresh = [each for each in told if now - each.at <= FRESH_S]
         if not fresh:
             return DemandView(requested_at=self.requested_at)
+        windows_s, request_work_s = tuple(windows_s), _request_work_s(told)
+        parts = {each: part.view(windows_s, now) for each, part in self._longer.items()}
         return DemandView(
             fresh=True,
             partial=len(told) < len(every),
             span_s=max(each.span_s for each in told),
             rates=tuple((each, sum(c.rate(each) for c in told)) for each in windows_s),
-            request_work_s=_request_work_s(told),
+            request_work_s=request_work_s,
             backlog_s=sum(each.last.backlog_s for each in fresh),
             urgent=any(each.last.urgent for each in fresh),
             requested_at=self.requested_at,
+            # How long rows scatter is not told apart: as much as all of them.
+            longer={
+                each: replace(part, request_work_s=request_work_s)
+                for each, part in parts.items()
+                if part.fresh
+            },
         )
 
     def work_since(self, since: float, now: float) -> float:
@@ -210,5 +227,8 @@ def _request_work_s(told: list[_Counters]) -> float:
 
 
 def _is_sound(reading: DemandReading) -> bool:
-    amounts = (reading.offered_s, reading.offered_sq_s2, reading.backlog_s, reading.oldest_wait_s)
+    amounts = (
+        reading.offered_s, reading.offered_sq_s2, reading.backlog_s, reading.oldest_wait_s,
+        *reading.longer_s.values(), *reading.longer_backlog_s.values(),
+    )  # fmt: skip
     return all(0.0 <= amount < 1e18 for amount in amounts)

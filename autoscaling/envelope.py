@@ -149,7 +149,7 @@ RATE_WINDOW_S = 8.0
 _SHORT_WINDOWS_S = (2.0, 4.0)
 _SHORT_START_S = 5.0
 _SAMPLE_S = 0.5
-_MIN_SLACK_S = 2.0
+MIN_SLACK_S = 2.0
 
 
 def windows(settings: PolicySettings, time_to_capacity_s: float) -> tuple[float, ...]:
@@ -215,7 +215,7 @@ class Envelope:
             self._samples = min(BACKLOG_SAMPLES, self._samples + 1)
         if self._samples < BACKLOG_SAMPLES:
             return Spike()
-        catch_up = backlog.work_s / max(_MIN_SLACK_S, backlog.slack_s, backlog.starts_in_s)
+        catch_up = backlog.work_s / max(MIN_SLACK_S, backlog.slack_s, backlog.starts_in_s)
         return Spike(demand.rate(RATE_WINDOW_S) + catch_up)
 
 

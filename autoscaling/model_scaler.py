@@ -9,12 +9,13 @@ and for a spike, and each group's number follows by its hysteresis. `propose` re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autoscaling import sentences
 from autoscaling.budget import Claim, Grant
 from autoscaling.demand import LONGEST_WINDOW_S, Demand, DemandView
-from autoscaling.envelope import RATE_WINDOW_S, Backlog, Envelope, Spike, windows
+from autoscaling.envelope import MIN_SLACK_S, RATE_WINDOW_S, Backlog, Envelope, Spike, windows
 from autoscaling.forecast import Plan, Planning
 from autoscaling.hysteresis import FIRM, RELAXED, Hysteresis, Terms, Wants
 from autoscaling.observation import Observation, StartTimes
@@ -43,6 +44,8 @@ class ModelScaler:
         self.starts = StartTimes()
         self.sizing = Sizing()
         self.envelope = Envelope()
+        # Of the work of rows longer than a length at which groups end, by that length.
+        self._longer: dict[int, Envelope] = {}
         self.wake = Wake()
         self.planning = Planning(terms.policy, now)
         self.runs = Observation()
@@ -173,7 +176,8 @@ class ModelScaler:
         woken_at = self.wake.woken_at if self.wake.woken_at is not None else now
         offered_s = self.demand.work_since(woken_at - 2.0, now)
         waking = self.wake.waking(view, offered_s, self.slack_s, now)
-        wanted = self._awake(self.sizing.size(max(waking.work, plan.planned_s)))
+        work = max(waking.work, plan.planned_s)
+        wanted = self._awake(self.sizing.size(work, longer=self._longer_parts(view, work)))
         targets = {name: max(count, wanted[name]) for name, count in held.items()}
         detail = sentences.waking(waking)
         return Proposal(Reason.AWAKE, wanted, targets, view, plan, detail=detail)
@@ -189,23 +193,70 @@ class ModelScaler:
 
     def _scaled(self, held: dict[str, int], view: DemandView, plan: Plan, now: float) -> Proposal:
         spike = self.envelope.spike(
-            view, plan.planned_s, self._backlog(view), self.terms.policy, now
+            view, plan.planned_s, self._backlog(view, self.runs.speed), self.terms.policy, now
         )
-        if spike.rate > plan.planned_s:
-            self.envelope.hold(now + self.terms.policy.hold_s)
-        else:
+        if spike.rate <= plan.planned_s:
             spike = Spike()
-        recent = view.rate(LONGEST_WINDOW_S)
-        works = (plan.planned_s, FIRM * plan.planned_s, RELAXED * max(plan.planned_s, recent))
-        sizes = [self._awake(self.sizing.size(work)) for work in works]
+        parts = self._longer_parts(view, plan.planned_s)
+        spike, longer = self._longer_spikes(spike, parts, view, plan.planned_s, now)
         if spike.rate:
-            sizes.append(self._awake(self.sizing.size(spike.rate, in_spike=True)))
+            self.envelope.hold(now + self.terms.policy.hold_s)
+        recent = max(plan.planned_s, view.rate(LONGEST_WINDOW_S))
+        works = (plan.planned_s, FIRM * plan.planned_s, RELAXED * recent)
+        sizes = [
+            self._awake(self.sizing.size(work, longer=_times(parts, work, plan.planned_s)))
+            for work in works
+        ]
+        if spike.rate:
+            sizes.append(self._awake(self.sizing.size(spike.rate, in_spike=True, longer=longer)))
         wants = {name: Wants(*[size[name] for size in sizes]) for name in held}
         targets = self._pinned(self._follow(held, wants, view, now))
         wanted = {name: want.now for name, want in wants.items()}
         reason = self._reason(held, targets, wanted, spike, plan)
         detail = self._held_by(view, now) if reason is Reason.HELD else self._missing()
         return Proposal(reason, wanted, targets, view, plan, spike, detail)
+
+    # -- rows that not all groups take
+
+    def _longer_parts(self, view: DemandView, work: float) -> dict[int, float]:
+        """Of so much work a second, that of rows longer than each length at which groups end: their
+        share of the last minute, or their own rate where that has risen since. While no replica
+        that takes them serves, also what waits of them."""
+        parts: dict[int, float] = {}
+        for length in self.terms.bounds:
+            own = view.longer.get(length)
+            if own is None:
+                continue
+            whole = view.rate(LONGEST_WINDOW_S)
+            share = min(1.0, own.rate(LONGEST_WINDOW_S) / whole) if whole > 0.0 else 0.0
+            parts[length] = max(share * work, own.recent_rate())
+            if not self.runs.speed_above(length, self.terms.groups):
+                parts[length] += own.backlog_s / max(MIN_SLACK_S, self.slack_s)
+        return parts
+
+    def _longer_spikes(
+        self,
+        spike: Spike,
+        parts: Mapping[int, float],
+        view: DemandView,
+        planned_s: float,
+        now: float,
+    ) -> tuple[Spike, dict[int, float]]:
+        """The spike, if there is one, in all of the work or in that of longer rows alone, which all
+        of it may hide; and the longer rows' parts in it. `planned_s`: all the work, and `parts` of
+        it that is longer, for which replicas are sized."""
+        longer = _times(parts, spike.rate, planned_s)
+        for length, part in parts.items():
+            own, envelope = view.longer[length], self._longer.setdefault(length, Envelope())
+            speed = self.runs.speed_above(length, self.terms.groups)
+            found = envelope.spike(own, part, self._backlog(own, speed), self.terms.policy, now)
+            if found.rate > part:
+                longer[length] = max(longer[length], found.rate)
+                whole = replace(found, rate=planned_s + found.rate - part)
+                spike = max(spike, whole, key=lambda each: each.rate)
+        return spike, longer
+
+    # -- following
 
     def _follow(
         self, held: dict[str, int], wants: Mapping[str, Wants], view: DemandView, now: float
@@ -225,8 +276,7 @@ class ModelScaler:
             targets[name] = raised
         return targets
 
-    def _backlog(self, view: DemandView) -> Backlog:
-        speed = self.runs.speed
+    def _backlog(self, view: DemandView, speed: float) -> Backlog:
         wait_s = view.backlog_s / speed if speed else view.backlog_s * 1e9
         return Backlog(view.backlog_s, wait_s, self.slack_s, self.starts.time_to_capacity_s())
 
@@ -254,7 +304,7 @@ class ModelScaler:
             reading = self.runs.readings.get(group.name)
             if group.name in self.pins:
                 maximum = _within(self.pins[group.name], group)
-                group = GroupTerms(group.name, maximum, maximum, group.reserve, group.needs)
+                group = replace(group, min=maximum, max=maximum)
             elif reading is not None and self._is_unplaced(group.name):
                 maximum, counts = max(group.min, self.targets[group.name]), reading.hot
             options.append(Option(group, Service.of(reading), maximum, counts))
@@ -390,6 +440,12 @@ class ModelScaler:
             if name in names:
                 self._hysteresis[name] = Hysteresis(now)
                 self._hysteresis[name].load(saved, now)
+
+
+def _times(parts: Mapping[int, float], work: float, planned_s: float) -> dict[int, float]:
+    """The parts of the planned work, as parts of so much work; never less."""
+    factor = max(1.0, work / planned_s) if planned_s > 0.0 else 1.0
+    return {length: factor * part for length, part in parts.items()}
 
 
 def _within(count: int, group: GroupTerms) -> int:

@@ -6,11 +6,12 @@ Keeps readings and adds them up; decides nothing. Times are seconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from autoscaling.demand import FRESH_S
+from autoscaling.settings import GroupTerms
 from autoscaling.types import GroupReading, StartReading, State
 
 
@@ -50,6 +51,11 @@ class Observation:
     def speed(self) -> float:
         """Work a second that the hot replicas can do."""
         return sum([each.hot * max(0.0, each.speed) for each in self.readings.values()])
+
+    def speed_above(self, length: int, groups: Iterable[GroupTerms]) -> float:
+        """The same of those that take rows longer than this."""
+        found = [self.readings.get(each.name) for each in groups if each.takes_above(length)]
+        return sum([each.hot * max(0.0, each.speed) for each in found if each is not None])
 
     def slack_s(self, slo_s: float, group: str) -> float:
         """Seconds of the SLO that may be spent waiting: all but the group's p99 batch time."""

@@ -68,6 +68,11 @@ class GroupTerms:
     max: int = 1
     reserve: bool = False  # used and scaled only when the other groups are at their maximum
     needs: Needs = Needs()
+    max_length: int | None = None  # the longest row that it takes; None: all rows
+
+    def takes_above(self, length: int) -> bool:
+        """Whether it takes rows longer than this."""
+        return self.max_length is None or self.max_length > length
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ class ModelTerms:
     policy: PolicySettings = PolicySettings()
     in_pool: bool = False  # the shared pool may run it
     pool_key: str = ""  # digest of the settings with which the pool would run it
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The lengths at which groups end, ascending. Rows above one are not for all groups."""
+        return tuple(sorted({g.max_length for g in self.groups if g.max_length is not None}))
 
     @property
     def may_sleep(self) -> bool:

@@ -31,6 +31,11 @@ class DemandReading:
     oldest_wait_s: float = 0.0
     urgent: bool = False  # requests wait that no running replica can take
 
+    # The parts of `offered_s` and `backlog_s` that are rows longer than each length at which a
+    # group ends, by that length.
+    longer_s: Mapping[int, float] = field(default_factory=dict)
+    longer_backlog_s: Mapping[int, float] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:

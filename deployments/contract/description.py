@@ -163,6 +163,8 @@ class GroupDescription:
     profile: tuple[tuple[int, int, float], ...] = ()
     profile_from: str = ""
     generating: Generating | None = None
+    max_tokens: int | None = None  # a batch; None: as the model's scheduling says
+    max_length: int | None = None  # of a row, an edge of the model's buckets; None: the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,12 @@ class ModelDescription:
         """Its task; `sparse` for one that makes sparse vectors."""
         return "sparse" if self.embedding and self.embedding.indices_output else self.task
 
+    @property
+    def main_group(self) -> GroupDescription | None:
+        """The first group that takes all lengths, else the first; None: without groups."""
+        whole = [group for group in self.groups if group.max_length is None]
+        return next(iter((*whole, *self.groups)), None)
+
     def group_digests(self) -> dict[str, str]:
         """The digest of the settings of each group's replicas, by group; under "" for a model
         without groups."""
@@ -257,6 +265,8 @@ def _group(group: GroupDescription) -> GroupSettings:
         () if generating is None else generating.profile,
         group.max_size,
         group.after_s,
+        group.max_tokens,
+        group.max_length,
     )
 
 

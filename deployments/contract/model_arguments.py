@@ -32,7 +32,12 @@ def model_arguments(
     }
     if views:
         args["groups"] = [
-            {"name": group.name, "settings": shaping(views[group.name]), "after_s": group.after_s}
+            {
+                "name": group.name,
+                "settings": shaping(views[group.name]),
+                "after_s": group.after_s,
+                **({} if group.max_length is None else {"max_length": group.max_length}),
+            }
             for group in model.replicas.groups
         ]
     return args
@@ -40,8 +45,9 @@ def model_arguments(
 
 def pool_arguments(name: str, model: ModelSettings, channel: ChannelSettings) -> dict[str, Any]:
     """The arguments of the model in a replica of the shared pool; of a model with groups, as its
-    first group. They include `start_timeout_s`, which for a model's own replicas Serve keeps."""
-    first = next(iter(model.views().values()), model)
+    first group that takes all lengths. They include `start_timeout_s`, which for a model's own
+    replicas Serve keeps."""
+    first = model.main_view()
     own = {"group": POOL_GROUP, "start_timeout_s": first.replicas.start_timeout_s}
     return model_arguments(name, first, {}, channel) | own
 

@@ -427,9 +427,9 @@ _COUNTS = ("count", "min", "max", "spare", "survive", "groups")  # the canary ha
 
 def canary_settings(model: ModelSettings) -> ModelSettings:
     """The canary's settings, for a model with a `rollout`. If the model has groups, the canary runs
-    the first."""
+    the first that takes all lengths."""
     assert model.rollout is not None
-    one = next(iter(model.views().values()), model)
+    one = model.main_view()
     written = one.model_dump(mode="json", exclude_unset=True)
     for section in ("rollout", "optional", "aliases"):
         written.pop(section, None)

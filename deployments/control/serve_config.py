@@ -156,13 +156,19 @@ def _scaled(settings: Settings) -> dict[str, Any]:
     """What the autoscaler is told, as the user wrote it: a settings file of its own, which the
     publisher translates. With a pool, it has all that the pool's replicas need."""
     include: dict[str, Any] = {
-        "models": dict.fromkeys(settings.models, _OF_SCALING),
+        "models": {name: _of_scaling(model) for name, model in settings.models.items()},
         "scaling": True,
     }
     if settings.scaling.pool is not None:
         include |= {"models": True, "gateway": {"channel", "replay"}}
     written = settings.model_dump(mode="json", exclude_unset=True, include=include)
     return {name: section for name, section in written.items() if section}
+
+
+def _of_scaling(model: ModelSettings) -> set[str]:
+    """The fields that scaling reads; lengths, where groups end at some."""
+    ends = any(group.max_length is not None for group in model.replicas.groups)
+    return _OF_SCALING | {"lengths"} if ends else _OF_SCALING
 
 
 def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def live_seconds(live: LiveCosts, rows: int, length: int) -> float:
 
 
 def _profile(d: ModelDescription) -> Profile:
-    """The profile of the model, or of its first group if it has groups."""
-    return d.groups[0].profile if d.groups else d.profile
+    """The profile of the model, or of its main group if it has groups."""
+    return d.profile if d.main_group is None else d.main_group.profile
 
 
 def _by_length(live: Profile, new: Profile) -> Mapping[int, tuple[float, float]]:

@@ -7,7 +7,8 @@ groups has one group, with the name "".
 
 The first group that was described says what the model takes and gives. A group that takes or gives
 anything else is left out, with the reason. Costs, batches, slots and caches are kept by group. For
-what may not differ (the longest row, edges that a compiled backend fixes) the narrowest holds.
+what may not differ (edges that a compiled backend fixes; the longest row, except in groups whose
+settings say their own) the narrowest holds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from deployments.contract.description import (
 from deployments.process import description_store
 from deployments.process.description_store import StoredDescription
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.plain import settings_digest
 
 _MUST_EQUAL = (
@@ -37,21 +39,42 @@ _MUST_EQUAL = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLengths:
+    """Which lengths groups take, of a model where not all groups take all."""
+
+    edges: tuple[int, ...]  # of the whole model's buckets, as its settings start them
+    longest: Mapping[str, int]  # row, by group; a group that is not named takes all lengths
+
+    @classmethod
+    def of(cls, lengths: LengthSettings, longest: Mapping[str, int | None]) -> GroupLengths | None:
+        """`longest`: by group; None: all lengths. None where all groups take all lengths."""
+        said = {name: most for name, most in longest.items() if most is not None}
+        return cls(bucket_edges(lengths), said) if said else None
+
+
 def combined(
-    parts: Mapping[str, ModelDescription], after_s: Mapping[str, float]
+    parts: Mapping[str, ModelDescription],
+    after_s: Mapping[str, float],
+    lengths: GroupLengths | None = None,
 ) -> tuple[ModelDescription, dict[str, str]]:
     """The combined description, and for each group that is left out, the reason.
 
     `parts`: what a replica of each group said, at least one, in the order in which they came.
     `after_s`: for every group in the settings, in their order, its wait as a reserve, or 0 if it is
-    none. Version and digest are the first part's; the caller replaces them.
+    none. `lengths`: None where all groups take all lengths. Version and digest are the first
+    part's; the caller replaces them.
     """
     base = next(iter(parts.values()))
     refused: dict[str, str] = {}
-    edges = next((part.bucket_edges for part in parts.values() if _is_fixed(part)), None)
+    fixed = [part.bucket_edges for part in parts.values() if _is_fixed(part)]
+    edges = next(iter(fixed), ())
+    if lengths is not None:
+        edges = max(fixed, key=lambda each: each[-1], default=())
     for name, part in parts.items():
         reason = _unlike(base, part)
-        if not reason and _is_fixed(part) and part.bucket_edges != edges:
+        shorter = tuple(edge for edge in edges if lengths is None or edge <= part.max_length)
+        if not reason and _is_fixed(part) and part.bucket_edges != shorter:
             reason = (
                 f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
             )
@@ -59,7 +82,8 @@ def combined(
             refused[name] = reason
     kept = {name: part for name, part in parts.items() if name not in refused}
     groups = tuple(_group(n, kept[n], reserve_s) for n, reserve_s in after_s.items() if n in kept)
-    return _narrowest(base, list(kept.values()), groups), refused
+    whole = _narrowest(base, list(kept.values()), groups)
+    return (whole if lengths is None else _by_length(whole, kept, edges, lengths)), refused
 
 
 def version_of(versions: Sequence[str]) -> str:
@@ -85,7 +109,28 @@ def _group(name: str, part: ModelDescription, after_s: float) -> GroupDescriptio
         profile=part.profile,
         profile_from=part.profile_from,
         generating=part.generating,
+        max_tokens=core.max_tokens,
     )
+
+
+def _by_length(
+    whole: ModelDescription,
+    parts: Mapping[str, ModelDescription],
+    fixed: tuple[int, ...],
+    lengths: GroupLengths,
+) -> ModelDescription:
+    """The description of a model whose groups take different lengths. Rows may be as long as the
+    groups without a bound take them, or, while none of those was described, as the settings say.
+    Every bound is an edge of buckets. `fixed`: the edges that backends are compiled for."""
+    free = [part for name, part in parts.items() if name not in lengths.longest]
+    longest = min([part.max_length for part in free], default=lengths.edges[-1])
+    bounds = {name: most for name, most in lengths.longest.items() if most < longest}
+    started = free[0].bucket_edges if free else lengths.edges
+    edges = {*fixed, *(edge for edge in started if edge > max(fixed, default=0)), *bounds.values()}
+    groups = tuple(replace(each, max_length=bounds.get(each.name)) for each in whole.groups)
+    tops = tuple(sorted({longest, *(edge for edge in edges if edge < longest)}))
+    recording = whole.recording and replace(whole.recording, edges=tops)
+    return replace(whole, max_length=longest, bucket_edges=tops, groups=groups, recording=recording)
 
 
 def _narrowest(
@@ -95,7 +140,11 @@ def _narrowest(
     shaped = next((part for part in parts if _is_fixed(part)), None)
     short = min(parts, key=lambda part: part.max_length)
     edges = shaped or (short if short.max_length < base.max_length else base)
-    core = replace(base.scheduling.core, max_size=max(group.max_size for group in groups))
+    core = replace(
+        base.scheduling.core,
+        max_size=max(group.max_size for group in groups),
+        max_tokens=max(part.scheduling.core.max_tokens for part in parts),
+    )
     if shaped is not None:
         core = replace(core, buckets=shaped.scheduling.core.buckets)
     depend = any(part.rows_depend for part in parts)
@@ -187,6 +236,7 @@ class _Group:
     name: str
     written: dict[str, Any]  # the settings that its replicas are started with
     after_s: float  # see `GroupDescription`
+    max_length: int | None  # of a row, where the group's own settings say it
     replicas: GroupReplicas
 
     @property
@@ -207,9 +257,15 @@ class DescribedGroups:
         self._settings: dict[str, Any] = args["settings"]
         groups = args.get("groups") or [{"name": "", "settings": args["settings"], "after_s": 0.0}]
         self._groups = [
-            _Group(group["name"], group["settings"], group["after_s"], asked)
+            _Group(
+                group["name"], group["settings"], group["after_s"], group.get("max_length"), asked
+            )
             for group, asked in zip(groups, replicas, strict=True)
         ]
+        self._lengths = GroupLengths.of(
+            LengthSettings.model_validate(self._settings.get("lengths") or {}),
+            {group.name: group.max_length for group in self._groups},
+        )
         self._parts: dict[str, ModelDescription] = {}  # by group
         self._tokenizer = b""
         self._version = ""  # of all groups together
@@ -248,7 +304,7 @@ class DescribedGroups:
         if not self._groups[0].name:
             return self._parts[""], self._tokenizer
         after_s = {group.name: group.after_s for group in self._groups}
-        description, refused = combined(self._parts, after_s)
+        description, refused = combined(self._parts, after_s, self._lengths)
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
                 logger.error(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
+from deployments.settings.lengths import LengthBound
+from deployments.settings.scheduling import BatchBounds
 from yaml_document.section import Section, finite, wrong
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -94,11 +96,19 @@ class GroupSettings(Section):
     )
     labels: dict[NonEmptyText, NonEmptyText] | None = Field(default=None, description=_OWN)
     threads: int | None = Field(default=None, ge=0, le=4096, description=_OWN)
+    lengths: LengthBound | None = Field(default=None, description=_OWN)
+    batch: BatchBounds | None = Field(default=None, description=_OWN)
     overflow: OverflowSettings | None = Field(
         default=None,
         description="Makes the group a reserve: it is used only while waiting requests would wait "
         "too long for the other groups.",
     )
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest row that the group takes, where the group itself says so."""
+        lengths = self.lengths
+        return lengths.max if lengths is not None and lengths.model_fields_set else None
 
     @property
     def after_s(self) -> float:
@@ -132,9 +142,25 @@ def _view(written: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any
     replicas = dict(view.get("replicas") or {})
     del replicas["groups"]
     view |= {name: group[name] for name in _OF_THE_MODEL if group.get(name) is not None}
+    if group.get("lengths"):
+        view["lengths"] = _shorter(view.get("lengths") or {}, group["lengths"]["max"])
+    if group.get("batch"):
+        view["batch"] = (view.get("batch") or {}) | group["batch"]
     # A number of the group replaces the model's, whether it is given as `count` or as bounds.
     if any(group.get(name) is not None for name in _NUMBERS):
         replicas = {name: value for name, value in replicas.items() if name not in _NUMBERS}
     replicas |= {name: group[name] for name in _OF_REPLICAS if group.get(name) is not None}
     view.pop("replicas", None)
     return view | ({"replicas": replicas} if replicas else {})
+
+
+def _shorter(lengths: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """The model's `lengths`, for replicas that take rows of at most `longest`."""
+    buckets = lengths.get("buckets")
+    if isinstance(buckets, list):
+        return {
+            **lengths,
+            "max": longest,
+            "buckets": [*(e for e in buckets if e < longest), longest],
+        }
+    return {**lengths, "max": longest}

@@ -38,7 +38,7 @@ def _buckets(value: Any) -> Any:
     return edges
 
 
-class LengthSettings(Section):
+class LengthBound(Section):
     gone = GONE["lengths"]
     max: int = Field(
         default=512,
@@ -48,6 +48,9 @@ class LengthSettings(Section):
         "does not start. Left out, it is less where the model's files say so (`max_seq_length` in "
         "`sentence_bert_config.json`, the positions in a folder's `config.json`).",
     )
+
+
+class LengthSettings(LengthBound):
     buckets: Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_buckets)] = Field(
         default="auto",
         description="Buckets: the length intervals whose rows are batched together. A number: at "

@@ -37,7 +37,7 @@ class ModelSettings(ModelFields):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ModelSettings:
-        for rule in (_images, _source, _task, _timeout, _groups):
+        for rule in (_images, _source, _task, _timeout, _group_lengths, _groups):
             for path, message in rule(self):
                 raise wrong(message, *path)
         return self
@@ -48,6 +48,13 @@ class ModelSettings(ModelFields):
         return {
             name: ModelSettings.model_validate(view) for name, view in group_views(written).items()
         }
+
+    def main_view(self) -> ModelSettings:
+        """The settings of the first group that takes all lengths; without groups, the model's."""
+        all_lengths = (None, self.lengths.max)
+        whole = [g.name for g in self.replicas.groups if g.max_length in all_lengths]
+        views = self.views()
+        return views[whole[0]] if whole else next(iter(views.values()), self)
 
 
 def _images(model: ModelFields) -> Iterator[Complaint]:
@@ -186,6 +193,52 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
     for name in ("input", "axis", "mask", "truncate"):
         if getattr(model.lengths, name) != getattr(plain, name):
             yield ("lengths", name), "must be left out: a prompt has no tensors and is not padded"
+
+
+def _group_lengths(model: ModelFields) -> Iterator[Complaint]:
+    """Groups that take shorter rows than the model. Each bound must be an edge of buckets, and the
+    longest rows need a group that is no reserve: a reserve is closed while the others have time."""
+    groups, longest = model.replicas.groups, model.lengths.max
+    bounds = {n: g.max_length for n, g in enumerate(groups) if g.max_length is not None}
+    for position, most in bounds.items():
+        at = ("replicas", "groups", position, "lengths")
+        name = groups[position].name
+        if model.task == "generate":
+            yield at, "must be left out: an engine's cache decides which prompts it takes"
+        if model.image is not None:
+            yield at, "must be left out: image.size decides the lengths"
+        if not model.lengths.max_is_said:
+            yield (
+                ("lengths", "max"),
+                f"is missing; must be given, because group {name} takes rows of at most {most} "
+                "only, so that others are known to take the rest",
+            )
+        if most > longest:
+            yield (*at, "max"), f"is {most}, above lengths.max ({longest}); must be at most that"
+        edges = model.lengths.buckets
+        if isinstance(edges, tuple) and most not in edges:
+            shorter, longer = [e for e in edges if e < most], [e for e in edges if e > most]
+            near = " or ".join(str(each) for each in (*shorter[-1:], *longer[:1]))
+            yield (
+                (*at, "max"),
+                f"is {most}, which is no edge of lengths.buckets; must be one, such as {near}",
+            )
+    if not bounds:
+        return
+    buckets, apart = model.lengths.max_buckets, len({*bounds.values(), longest})
+    if buckets is not None and buckets < apart:
+        yield (
+            ("lengths", "buckets"),
+            f"is {buckets}; must be at least {apart}, because groups end at so many lengths",
+        )
+    taken = max(longest if g.max_length is None else g.max_length for g in groups if not g.overflow)
+    if taken < longest:
+        yield (
+            ("replicas", "groups"),
+            f"take rows of at most {taken} (reserves left out), so that nobody takes those of "
+            f"{taken + 1} to {longest}; must have a group without lengths.max and overflow, or "
+            f"lengths.max must be {taken}",
+        )
 
 
 def _groups(model: ModelSettings) -> Iterator[Complaint]:

@@ -38,7 +38,7 @@ AdmissionMode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(
 AdmissionModes = dict[Annotated[str, AfterValidator(_has_a_mode)], AdmissionMode]
 
 
-class BatchSettings(Section):
+class BatchBounds(Section):
     gone = GONE["batch"]
     max_size: int = Field(default=32, ge=1, le=65_536, description="Most rows in a batch.")
     max_tokens: int = Field(
@@ -47,6 +47,9 @@ class BatchSettings(Section):
         le=1_073_741_824,
         description="Most tokens in a batch, padding included. A longer row runs alone.",
     )
+
+
+class BatchSettings(BatchBounds):
     max_slo_share: float = Field(
         default=0.45,
         gt=0,

@@ -170,6 +170,9 @@ class GroupSettings:
     # A reserve is used only while rows would wait longer than this for the other groups; 0: the
     # group is no reserve.
     after_s: float = 0.0
+    max_tokens: int | None = None  # tokens a batch; None: the model's
+    # The longest row that the group takes: one of `bucket_edges`. None: as long as the model takes.
+    max_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +258,17 @@ def validate(settings: DispatcherSettings) -> None:
     _one_of("hold", settings.hold, ("never", "auto"))
     _one_of("silence.mode", settings.silence.mode, ("off", "suspend"))
     _check_groups(settings.groups)
+    for bound in length_bounds(settings):
+        if bound not in edges:
+            raise BadSettings(f"max_length of a group must be one of bucket_edges, got {bound}")
+
+
+def length_bounds(settings: DispatcherSettings) -> tuple[int, ...]:
+    """The lengths at which groups end that take shorter rows than the model, ascending. They are
+    edges of buckets at all times, so a group takes all rows of a bucket or none."""
+    longest = settings.bucket_edges[-1]
+    bounds = {g.max_length for g in settings.groups if g.max_length is not None}
+    return tuple(sorted(bound for bound in bounds if bound < longest))
 
 
 def _check_groups(groups: tuple[GroupSettings, ...]) -> None:

@@ -25,6 +25,9 @@ class OfferedSnapshot:
     # Offered work of requests whose lengths are known, by the first row's length: (upper bound of
     # its interval, a power of two; seconds).
     by_length: tuple[tuple[int, float], ...] = ()
+    # Offered work of rows longer than each length at which a group of replicas ends: (length,
+    # seconds).
+    longer: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +146,7 @@ class Snapshot:
     early_binding_s: float = 0.0
     generation: GenerationSnapshot | None = None
     groups: tuple[GroupSnapshot, ...] = ()
+    # The part of `backlog_s` that is longer than each length at which a group ends.
+    longer_backlog: tuple[tuple[int, float], ...] = ()
+    stranded: bool = False  # rows wait that no running replica may take
     offered: OfferedSnapshot = field(default_factory=OfferedSnapshot)

@@ -96,6 +96,14 @@ class Arrivals:
         tracked.price(work_s)
         if request.is_first:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
+            if self._groups.bounds:
+                self._offer_longer(request.lengths)
+
+    def _offer_longer(self, lengths: tuple[int, ...]) -> None:
+        """Count the work of the rows that not all groups take."""
+        for bound in self._groups.bounds:
+            longer = tuple([length for length in lengths if length > bound])
+            self.offered.add_longer(bound, self._work_s(longer))
 
     def count_rejected(self, request: Request, reason: Reason) -> None:
         """Count the work of a request that was rejected before `track`. It is demand only where
@@ -109,6 +117,7 @@ class Arrivals:
         flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
         asks = None if flow is None else flow.asks
         self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
+        self._offer_longer(request.lengths)
 
     def turned_away_unread(self, tenant: str, priority: int) -> None:
         """Count a request that was rejected by its headers alone, for want of replicas: as much
@@ -125,6 +134,7 @@ class Arrivals:
             longest = self._waiting.edges[-1]
             within = tuple([min(length, longest) for length in lengths])
             self.offered.add(self._work_s(within), within[0], asks)
+            self._offer_longer(within)
         else:
             self.offered.add_unread(asks)
         self.offered.served_s += self.offered.work_s - before_s

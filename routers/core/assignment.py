@@ -76,7 +76,7 @@ class Assignment:
         queue = lanes[0].order.first() if lanes else None
         edge = requests.waiting.edges[0] if queue is None else queue.in_turn().edge
         rows = 1 if queue is None else lanes[0].length_classes[edge].rows
-        groups.look_ahead(rows, edge, requests.waiting.seconds, now)
+        groups.look_ahead(rows, edge, requests.waiting.seconds_above, now)
 
     def may_preempt(self, now: float) -> bool:
         """Whether a place at a batch replica might be taken for what waits."""
@@ -84,7 +84,13 @@ class Assignment:
         return urgent is not None and self._gives_back(urgent, now) is not None
 
     def _gives_back(self, urgent: int, now: float) -> ReplicaState | None:
-        return self.preemption.gives_back(self.sent, urgent, now)
+        """The replica that is preempted for rows of this priority; None: none, or it may take none
+        of them."""
+        replica = self.preemption.gives_back(self.sent, urgent, now)
+        lengths = None if replica is None else replica.group.lengths
+        if lengths is None or self.requests.waiting.on_time[urgent].seconds_in(lengths) > 0.0:
+            return replica
+        return None
 
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
         """For the most urgent rows that wait, take places from less urgent work that was sent: not

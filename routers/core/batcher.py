@@ -16,7 +16,6 @@ from routers.api.actions import Action
 from routers.core.batch_builder import carry_out, form, min_turn_s, take
 from routers.core.request_table import RequestTable
 from routers.core.stream_turns import next_row
-from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import new_draft
 from routers.state.formed_batch import FormedBatch, ReplicaCapacity
 from routers.state.lanes import Lane, bucket_of
@@ -33,7 +32,8 @@ def form_batch(
     requests.row_without_room = None
     lead = _stream_batch if capacity.streams else _led_batch
     for lane in _lanes_in_order(requests, now):
-        retried = lane.isolated.head()
+        lengths = capacity.lengths
+        retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
         if retried is not None and _may_retry_on(requests, retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now
@@ -44,9 +44,7 @@ def form_batch(
                 requests.row_without_room = retried
         if lane.rows == lane.isolated.rows:
             continue  # nothing waits here but retried rows
-        batch = lead(
-            requests, _with_lowest_tag(requests, lane, capacity.group), capacity, now, actions
-        )
+        batch = lead(requests, _with_lowest_tag(requests, lane, capacity), capacity, now, actions)
         if batch is not None:
             lane.since = now
             return batch
@@ -75,7 +73,7 @@ def _may_retry_on(requests: RequestTable, row: Row, capacity: ReplicaCapacity, n
     return at <= now
 
 
-def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) -> Lane:
+def _with_lowest_tag(requests: RequestTable, lane: Lane, capacity: ReplicaCapacity) -> Lane:
     """The lane itself, or the late lane of its priority, where a flow that has only late rows is
     behind the lane's first flow by more than one batch of service. Lateness may cost a flow its
     place among its own rows, but not its share of the device. Smaller differences do not count: of
@@ -84,10 +82,11 @@ def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) ->
     late_lanes = requests.waiting.late
     if lane.late or len(late_lanes) <= lane.priority:
         return lane
-    late, first = late_lanes[lane.priority].order.first(), lane.order.first()
+    lengths = capacity.lengths
+    late, first = late_lanes[lane.priority].first(lengths), lane.first(lengths)
     if late is None or first is None or late.flow.rows:
         return lane
-    batch_s = group.max_work_s / late.flow.weight
+    batch_s = capacity.group.max_work_s / late.flow.weight
     is_far_below = requests.flows.order.is_far_ahead(first.flow.start, late.flow.start, batch_s)
     return late.lane if is_far_below else lane
 

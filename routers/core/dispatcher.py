@@ -177,6 +177,13 @@ class Dispatcher:
         group; O(1)."""
         return self._requests.waiting.seconds
 
+    def strands(self, lengths: tuple[int, ...]) -> bool:
+        """Whether replicas run, but none that takes rows as long as the longest of these; O(1)."""
+        if not self._groups.bounds or not lengths:
+            return False
+        longest = min(max(lengths), self._requests.waiting.edges[-1])
+        return self._replicas.running > 0 and not self._groups.takes(longest)
+
     def retry_after_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""
         return self._requests.retry_after_s()

@@ -135,7 +135,7 @@ class Hedger:
         for a probe; None: there is none, or no row of the lease may be copied."""
         replica = self.ejection.to_probe(lease.replica.group, now)
         rows = copiable(lease) if replica is not None and replica is not lease.replica else []
-        if replica is None or not rows:
+        if replica is None or not rows or _longest(rows) > replica.group.longest:
             return None
         self.ejection.probed(replica)
         self.counts.probes += 1
@@ -153,7 +153,12 @@ class Hedger:
         least."""
         groups = {lease.replica.group}
         if len(self.replicas.groups.by_name) > 1:
-            groups |= {each for each in self.replicas.groups.all() if each.healthy}
+            longest = _longest(rows)
+            groups |= {
+                each
+                for each in self.replicas.groups.all()
+                if each.healthy and longest <= each.longest
+            }
         seconds = min([group.cost.predict(len(rows), lease.batch.width) for group in groups])
         return max(row.tracked.request.deadline for row in rows) - now > seconds
 
@@ -163,9 +168,9 @@ class Hedger:
         replicas = self.replicas
 
         def accept(replica: ReplicaState) -> Dispatch | None:
-            if not self._may_take(replica, lease):
-                return None
             width = self._width(lease, rows)
+            if not self._may_take(replica, lease) or not _fit(rows, width, replica, lease):
+                return None
             seconds = replica.group.cost.predict(len(rows), width, replica.spec.replica_id)
             if replica.group is not lease.replica.group and seconds > _useful_s(lease, rows, now):
                 return None
@@ -213,6 +218,18 @@ class Hedger:
             copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,
             copy_of=lease.lease_id, tied=copy.tied,
         )  # fmt: skip
+
+
+def _longest(rows: list[Row]) -> int:
+    return max([row.length for row in rows])
+
+
+def _fit(rows: list[Row], width: int, replica: ReplicaState, lease: Lease) -> bool:
+    """Whether the replica's group takes rows of these lengths, and as many as they are."""
+    group = replica.group
+    if _longest(rows) > group.longest:
+        return False
+    return group is lease.replica.group or group.holds(len(rows), width)
 
 
 def _useful_s(lease: Lease, rows: list[Row], now: float) -> float:

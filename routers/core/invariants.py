@@ -85,6 +85,8 @@ def _check_lane(lane: Lane) -> None:
         own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
         assert length_class.rows == sum(bucket.rows for bucket in own)
         assert length_class.tokens == sum(bucket.tokens for bucket in own)
+        waiting_s = sum(bucket.waiting_s for bucket in own)
+        assert isclose(length_class.waiting_s, waiting_s, abs_tol=1e-6)
         assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
     for bucket in lane.buckets():
         _check_bucket(bucket, lane)
@@ -222,11 +224,18 @@ def _check_no_idle_replica(state: State) -> None:
 
 
 def _leaves_rows_to_others(state: State, replica: ReplicaState) -> bool:
+    """Whether its group has left what waits to others, which take rows of those lengths."""
     group, groups = replica.group, state.replicas.groups.all()
     if group.is_open and not group.holds_back:
         return False
+    lanes = state.requests.waiting.lanes()
+    edges = [e for lane in lanes for e, each in lane.length_classes.items() if each.rows]
     others = [each for each in groups if each.healthy and each.is_open and not each.holds_back]
-    assert others, "every group leaves what waits to another"
+    for edge in edges:
+        if group.lengths is None or edge in group.lengths:
+            assert any(each.lengths is None or edge in each.lengths for each in others), (
+                "every group leaves what waits to another"
+            )
     return True
 
 
@@ -235,13 +244,13 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
     replica may be kept empty for any retried row that is not held back."""
     capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())
-    heads = [lane.isolated.head() for lane in lanes]
+    heads = [lane.first_alone(capacity.lengths) for lane in lanes]
     free = [head for head in heads if head is not None and not _is_held(state, head)]
-    if any(capacity.allows(head.avoid) for head in free):
+    if any(capacity.allows(head) for head in free):
         assert replica.leases, "an empty replica is ready while a retried row waits"
         return
-    assert all(lane.rows == lane.isolated.rows for lane in lanes), (
-        "a replica is ready while rows wait"
+    assert all(lane.first(capacity.lengths) is None for lane in lanes), (
+        "a replica is ready while rows wait that it may take"
     )
 
 

@@ -16,7 +16,7 @@ from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
 from routers.api.requests import Reason, Request
-from routers.api.settings import DispatcherSettings, validate
+from routers.api.settings import DispatcherSettings, length_bounds, validate
 from routers.core.admission import Admission, Rejection
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
@@ -223,6 +223,8 @@ class RequestTable:
             elif is_over(tracked.request, self.settings, now):
                 self.evict(tracked, Reason.LATE, actions)
             else:
+                if self.groups.bounds:
+                    self.waiting.place(row)
                 self.waiting.add(row, now)
                 if tracked.late and keeps_its_place(tracked, self.settings):
                     self._move_lane(tracked, now, late=False)
@@ -354,7 +356,9 @@ class RequestTable:
         if settings.policies.placement != self.settings.policies.placement:
             self._replicas.adopt(PLACEMENTS[settings.policies.placement](), now)
         self.view.order = self.waiting.adopt(ORDERS[settings.policies.order](settings), now)
-        moved = settings.bucket_edges != self.settings.bucket_edges
+        moved = settings.bucket_edges != self.settings.bucket_edges or (
+            length_bounds(settings) != self.groups.bounds
+        )
         if moved:
             self.waiting.edges = settings.bucket_edges
         self._adopt(settings)

@@ -62,8 +62,21 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         early_binding_s=counts.early_binding_s,
         generation=_generation(requests),
         groups=tuple(_group(group) for group in state.replicas.groups.all()),
+        longer_backlog=tuple(
+            (bound, waiting.seconds_above(bound)) for bound in state.replicas.groups.bounds
+        ),
+        stranded=_is_stranded(state),
         offered=requests.arrivals.offered.snapshot(),
     )
+
+
+def _is_stranded(state: State) -> bool:
+    """Whether rows wait that no running replica may take, however free it is."""
+    waiting, groups = state.requests.waiting, state.replicas.groups
+    if not (state.replicas.running and groups.bounds):
+        return waiting.rows > 0 and not state.replicas.running
+    edges = [edge for edge, rows in _rows_by_bucket(waiting) if rows]
+    return bool(edges) and not groups.takes(max(edges))
 
 
 def _flow(flows: Flows, flow: Flow) -> FlowSnapshot:

@@ -122,6 +122,8 @@ class StreamHedger:
         def accept(replica: ReplicaState) -> Lease | None:
             if replica is lease.replica or not replica.streams:
                 return None
+            if row.edge > replica.group.longest:
+                return None
             offer = self._offer(replica, row, now)
             if not may_take(offer, deadline, budget_s, now):
                 return None

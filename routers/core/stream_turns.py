@@ -30,8 +30,9 @@ def next_row(
     """The row to send, still queued; None: the replica may take none of the rows that were tried.
     Sets `requests.row_without_room` to the first row that lacked room. Evicts rows that no running
     replica can hold, and rows that the controllers shed at their turn."""
-    while (queue := lane.order.first()) is not None:
-        row = _head_or_evict(requests, queue.in_turn(), actions)
+    lengths = capacity.lengths
+    while (queue := lane.first(lengths)) is not None:
+        row = _head_or_evict(requests, queue.in_turn(lengths), actions)
         if row is None:
             continue  # its request was evicted, so the next flow may be another one
         if not _may_take(requests, capacity, row):
@@ -55,7 +56,7 @@ def _row_that_passes(
     if not capacity.has_room(row) and row.tracked.plan.room <= capacity.whole:
         requests.row_without_room = requests.row_without_room or row
     for queue in lane.order.firsts(_FLOWS):
-        for bucket in queue.by_turn():
+        for bucket in queue.by_turn(capacity.lengths):
             other = _head_or_evict(requests, bucket, actions) if bucket.rows else None
             if other is None or not _may_take(requests, capacity, other):
                 continue

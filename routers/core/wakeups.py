@@ -51,6 +51,9 @@ class WakeupPlanner:
         races = batch_copies.candidates or stream_hedger.candidates
         if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
+        elif requests.groups.bounds and replicas.preemptible.least_urgent() is not None:
+            # The most urgent rows may be too long for that replica, so that others preempt there.
+            self.quiet_until = -inf
 
     def joined(self, requests: RequestTable) -> None:
         """A new request was queued and nothing else has changed: plan its timer."""

@@ -13,11 +13,11 @@ decides which groups may be used, never which replica. Work: a look at each grou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from routers.api.settings import DispatcherSettings, GroupSettings
+from routers.api.settings import DispatcherSettings, GroupSettings, length_bounds
 from routers.estimates.batch_size import BatchSizes
 from routers.estimates.cost.model import CostModel
 from routers.estimates.engine_speed import EngineSpeed
@@ -28,6 +28,19 @@ _BATCH_GAIN = 0.05
 _SPEED_GAIN = 0.05
 _STREAM_SCV = 1.0  # lengths of answers are about exponentially distributed
 _MIN_SPEED, _MAX_SPEED = 1e-4, 1e4
+ANY_LENGTH = 1 << 62  # longer than any row
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRange:
+    """The lengths of rows that a replica may take. Both ends are edges of buckets, so that it may
+    take all rows of a bucket or none."""
+
+    above: int = 0  # exclusive
+    longest: int = ANY_LENGTH  # inclusive
+
+    def __contains__(self, edge: int) -> bool:
+        return self.above < edge <= self.longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,8 @@ class ReplicaGroup:
         self._adopt_engine(settings)
         self.sizes = BatchSizes(settings, self.cost)
         self.after_s = 0.0  # of a reserve: used if work waits longer on the others; 0: no reserve
+        self.longest = ANY_LENGTH  # row that it takes
+        self.lengths: LengthRange | None = None  # of rows that it may take now; None: all
         self.running = self.healthy = 0  # replicas
         self.speed = 1.0  # reference seconds of work that a replica of it does a second
         # Predicted seconds of a typical batch (EWMA), and of the group's next batch.
@@ -129,6 +144,12 @@ class ReplicaGroup:
             return 0.0
         return max(0.0, self._finish_sum_s - self._busy * now)
 
+    def holds(self, rows: int, width: int) -> bool:
+        """Whether a batch of so many rows is within the group's bounds; a single row always is."""
+        settings = self.settings
+        fits = rows <= settings.max_size and rows * width <= settings.max_tokens
+        return fits or rows == 1
+
     @property
     def max_work_s(self) -> float:
         """Work of the longest batch of more than one row, reference seconds."""
@@ -146,6 +167,7 @@ class ReplicaGroups:
         self.by_name: dict[str, ReplicaGroup] = {}
         self.capacity = 0.0  # work of the running replicas, reference seconds a second
         self.peers = PeerLoad()  # what other gateways take of it
+        self.bounds: tuple[int, ...] = ()  # lengths at which groups end, see `length_bounds`
         self._edges = settings.bucket_edges
         self._groups_opened = 0  # groups so far
         self.alone: Turnaround | None = None  # of the group, where there is only one
@@ -158,6 +180,8 @@ class ReplicaGroups:
         if group is None:
             unknown = replace(self._settings, profile=()) if self._settings.groups else None
             group = self._add(name, unknown or self._settings)
+            if self.bounds:  # nobody knows what it can take
+                _end_at(group, self.bounds[0])
         return group
 
     def all(self) -> Iterable[ReplicaGroup]:
@@ -167,10 +191,12 @@ class ReplicaGroups:
         """Go on under new settings. A group that they no longer list stays, with what it has
         learnt, while it has replicas."""
         self._settings, self._edges = settings, edges
+        self.bounds = length_bounds(settings)
         listed = {each.name: each for each in settings.groups} or {"": GroupSettings("")}
         for name, own in listed.items():
             group = self.by_name.get(name) or self._add(name, settings)
             group.after_s = own.after_s
+            _end_at(group, own.max_length if own.max_length in self.bounds else None)
             group.adopt(of_group(settings, own), edges)
         for name, group in list(self.by_name.items()):
             if name not in listed:
@@ -178,7 +204,9 @@ class ReplicaGroups:
                     del self.by_name[name]
                     continue
                 group.adopt(_of_unlisted_group(settings, group), edges)
-        self.reference = self.by_name[next(iter(listed))]
+        # A group that takes all lengths has measured what all of them cost.
+        whole = [name for name in listed if self.by_name[name].longest == ANY_LENGTH]
+        self.reference = self.by_name[whole[0] if whole else next(iter(listed))]
         for group in self.by_name.values():
             # A reserve is closed until `look_ahead` is next called.
             group.is_open = not group.after_s or len(self.by_name) == 1
@@ -199,6 +227,28 @@ class ReplicaGroups:
         group.turnaround.keep(self._edges, settings.initial_cost_s)
         return group
 
+    # -- which lengths they take
+
+    def takes(self, edge: int) -> bool:
+        """Whether a running replica may take rows of this bucket."""
+        return any(group.running and edge <= group.longest for group in self.by_name.values())
+
+    def capacity_for(self, edge: int, longest: int = ANY_LENGTH) -> float:
+        """Work a second of the running replicas that take rows of this bucket, and none longer than
+        `longest`."""
+        groups = self.by_name.values()
+        return sum([g.running * g.speed for g in groups if edge <= g.longest <= longest])
+
+    def longest_beside(self, group: ReplicaGroup) -> int:
+        """The longest row that a running replica may take besides one of this group; 0: none
+        runs."""
+        rest = [
+            other.longest
+            for other in self.by_name.values()
+            if other.running > (1 if other is group else 0)
+        ]
+        return max(rest, default=0)
+
     # -- how much work they do
 
     def count(self) -> None:
@@ -216,7 +266,7 @@ class ReplicaGroups:
         if self._settings.frozen:
             return
         for group in self.by_name.values():
-            speed = self._speed(group, edge)
+            speed = self._speed(group, edge) if edge <= group.longest else 0.0
             if speed:
                 group.speed += _SPEED_GAIN * (speed - group.speed)
         self.count()
@@ -224,7 +274,8 @@ class ReplicaGroups:
     def _compare(self) -> None:
         """Set speeds by all buckets alike, until batches show which buckets count."""
         for group in self.by_name.values():
-            speeds = [speed for edge in self._edges if (speed := self._speed(group, edge))]
+            edges = [edge for edge in self._edges if edge <= group.longest]
+            speeds = [speed for edge in edges if (speed := self._speed(group, edge))]
             group.speed = sum(speeds) / len(speeds) if speeds else group.speed
         self.reference.speed = 1.0
         self.count()
@@ -251,29 +302,50 @@ class ReplicaGroups:
         """When a row must be dispatched at the latest, on the groups that answer it soonest."""
         if self.alone is not None:
             return self.alone.latest_start(edge, now, deadline)
-        running = [group for group in self.by_name.values() if group.running and group.is_open]
-        latest = [group.turnaround.latest_start(edge, now, deadline) for group in running]
+        latest = [
+            group.turnaround.latest_start(edge, now, deadline)
+            for group in self.by_name.values()
+            if group.running and group.is_open and edge <= group.longest
+        ]
         return max(latest, default=deadline)
 
-    def look_ahead(self, rows: int, edge: int, waiting_s: float, now: float) -> None:
+    def look_ahead(
+        self, rows: int, edge: int, waiting_s: Callable[[int], float], now: float
+    ) -> None:
         """To be called before replicas are asked. Predicts each group's next batch, of so many rows
-        of the bucket that go first, and opens or closes reserves by all the work that waits
-        (`waiting_s`)."""
+        of the bucket that go first, and opens or closes reserves by the work that waits:
+        `waiting_s` of rows longer than a length."""
         stream_s = max([group.batch_s for group in self.by_name.values()]) or 1.0
         for group in self.by_name.values():
             group.holds_back = False
             if group.engine is not None:
                 group.next_s = stream_s / group.speed
             else:
-                group.next_s = group.forecast_s(rows, edge)
-            group.is_open = not group.after_s or self._wait_s(waiting_s, now) > group.after_s
+                group.next_s = group.forecast_s(rows, min(edge, group.longest))
+            if group.after_s:
+                self._open_or_close(group, waiting_s, now)
 
-    def _wait_s(self, waiting_s: float, now: float) -> float:
-        """Predicted seconds until the groups that are no reserves have started all that waits; inf:
-        they have no healthy replica."""
+    def _open_or_close(
+        self, group: ReplicaGroup, waiting_s: Callable[[int], float], now: float
+    ) -> None:
+        """Open the reserve for all rows, or only for those longer than a bound that would wait too
+        long for the groups that take them, or close it."""
+        group.is_open = self._wait_s(0, waiting_s(0), now) > group.after_s
+        if not self.bounds:
+            return
+        _end_at(group, group.longest)
+        for bound in self.bounds if not group.is_open else ():
+            work_s = waiting_s(bound) if bound < group.longest else 0.0
+            if work_s > 0.0 and self._wait_s(bound, work_s, now) > group.after_s:
+                group.is_open, group.lengths = True, LengthRange(bound, group.longest)
+                return
+
+    def _wait_s(self, above: int, waiting_s: float, now: float) -> float:
+        """Predicted seconds until the groups that are no reserves have started all that waits of
+        rows longer than `above`; inf: none of their replicas that take such rows is healthy."""
         capacity = ahead_s = 0.0
         for group in self.by_name.values():
-            if not group.after_s and group.healthy:
+            if not group.after_s and group.healthy and group.longest > above:
                 capacity += group.healthy * group.speed
                 one_each_s = group.healthy * group.batch_s
                 ahead_s += group.speed * (group.held_s(now) - one_each_s)
@@ -289,7 +361,7 @@ class ReplicaGroups:
         own_s = group.forecast_s(rows, edge)
         capacity = held_s = 0.0
         min_s = inf
-        for other in self._others(group):
+        for other in self._others(group, edge):
             other_s = other.forecast_s(rows, edge)
             if other_s < own_s:
                 min_s = min(min_s, other_s)
@@ -305,13 +377,17 @@ class ReplicaGroups:
         """Whether another group could still answer a row by its deadline, were that group free."""
         return any(
             now + other.cost.predict(rows, edge, quantile=0.99) <= deadline
-            for other in self._others(group)
+            for other in self._others(group, edge)
         )
 
-    def _others(self, group: ReplicaGroup) -> Iterator[ReplicaGroup]:
-        """The groups that work may be left to; not those that have just left it themselves."""
+    def _others(self, group: ReplicaGroup, edge: int) -> Iterator[ReplicaGroup]:
+        """The groups that rows of this bucket may be left to; not those that have just left theirs
+        themselves."""
         for other in self.by_name.values():
-            if other is not group and other.healthy and other.is_open and not other.holds_back:
+            takes = other.lengths is None or edge in other.lengths
+            if other is group or not (takes and other.healthy and other.is_open):
+                continue
+            if not other.holds_back:
                 yield other
 
 
@@ -323,7 +399,16 @@ def of_group(settings: DispatcherSettings, own: GroupSettings) -> DispatcherSett
     if generation is not None:
         generation = replace(generation, profile=own.engine_profile)
     most = settings.max_size if own.max_size is None else min(settings.max_size, own.max_size)
-    return replace(settings, profile=own.profile, max_size=most, generation=generation)
+    tokens = settings.max_tokens if own.max_tokens is None else own.max_tokens
+    return replace(
+        settings, profile=own.profile, max_size=most, max_tokens=tokens, generation=generation
+    )
+
+
+def _end_at(group: ReplicaGroup, longest: int | None) -> None:
+    """The group takes rows of at most `longest`; None: all rows."""
+    group.longest = ANY_LENGTH if longest is None else longest
+    group.lengths = None if group.longest == ANY_LENGTH else LengthRange(0, group.longest)
 
 
 def _of_unlisted_group(settings: DispatcherSettings, group: ReplicaGroup) -> DispatcherSettings:
@@ -333,7 +418,10 @@ def _of_unlisted_group(settings: DispatcherSettings, group: ReplicaGroup) -> Dis
     if generation is not None and known.generation is not None:
         generation = replace(generation, profile=known.generation.profile)
     most = min(settings.max_size, known.max_size)
-    return replace(settings, profile=known.profile, max_size=most, generation=generation)
+    tokens = min(settings.max_tokens, known.max_tokens)
+    return replace(
+        settings, profile=known.profile, max_size=most, max_tokens=tokens, generation=generation
+    )
 
 
 def _unit_cost_s(group: ReplicaGroup, edge: int) -> float:

@@ -40,6 +40,8 @@ def preferred(
         replica = replicas.by_id.get(name)
         if replica is None or replica is best or replica.unhealthy or replica not in replicas.ready:
             continue
+        if row.edge > replica.group.longest:
+            continue
         seconds = _seconds(generations, plan, replica, session, best)
         if seconds < min_s:
             capacity = replicas.capacity_of(replica, now, trusted=True)

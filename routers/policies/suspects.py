@@ -49,7 +49,7 @@ class Suspects:
     def may_go_at(self, row: Row, capacity: ReplicaCapacity, now: float) -> float:
         """When the row may be tried on this replica, once that holds nothing: now, or when it is no
         longer held back; inf: not while other replicas run."""
-        if not capacity.allows(row.avoid):
+        if not capacity.allows(row):
             return inf
         if now >= row.held_until or capacity.streams:
             return now

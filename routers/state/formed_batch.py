@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routers.api.requests import FlowWork
-from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.estimates.groups import LengthRange, ReplicaGroup, ReplicaGroups
 from routers.state.rows import Row
 
 
@@ -20,7 +20,8 @@ class ReplicaCapacity:
     idle: bool = True  # holds nothing
     trusted: bool = True  # its costs are known: it has answered, or was profiled
     last_edge: int = 0  # bucket of the last batch that it was sent; 0: none
-    alone: bool = True  # no other replica runs
+    lengths: LengthRange | None = None  # of rows that it may take; None: all
+    longest_beside: int = 0  # the longest row that another running replica takes; 0: none runs
     starts_in_s: float = 0.0  # predicted seconds until its device is free
     others_idle: bool = False  # another replica of its group holds nothing
     groups: ReplicaGroups | None = None  # all of them, where there are several
@@ -31,10 +32,12 @@ class ReplicaCapacity:
     saves_for: Row | None = None
     reading_long: float = 0.0  # of long prompts, that it has yet to read
 
-    def allows(self, avoid: str) -> bool:
-        """Whether a row that avoids the replica `avoid` may go to this one: it goes there only
-        where no other replica runs."""
-        return self.alone or avoid != self.replica_id
+    def allows(self, row: Row) -> bool:
+        """Whether the row may go to this replica. To the one that it avoids it goes only where no
+        other replica runs that takes rows of its length."""
+        if self.lengths is not None and row.edge not in self.lengths:
+            return False
+        return row.avoid != self.replica_id or row.edge > self.longest_beside
 
     def fits(self, row: Row) -> bool:
         """Whether the row has room; on a batch replica every row has."""

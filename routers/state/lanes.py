@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge
 from math import inf
@@ -20,6 +20,7 @@ from typing import Any
 
 from routers.api.policies import Ranking
 from routers.estimates.batch_size import BatchSizes
+from routers.estimates.groups import LengthRange
 from routers.state.flows import Flow
 from routers.state.rows import Row
 from routers.state.tag_order import Mark, TagOrder, rank_tag, start_tag
@@ -91,9 +92,9 @@ class Bucket:
     def rank_of(self, row: Row) -> float:
         return self.queue.lane.rank_of(row)
 
-    def in_order(self) -> Iterator[Row]:
+    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]:
         """Its rows in order, left where they are; no row may leave meanwhile. Work: O(log n) for
-        each row that is asked for."""
+        each row that is asked for. `lengths` never divide the rows of one bucket."""
         line: Iterator[Place] = iter(self.line)
         places = merge(line, heap_in_order(self.heap)) if self.heap else line
         last = None  # a row that came back may still have its old place beside the new one
@@ -197,11 +198,27 @@ class FlowQueue:
             before_s += waiting_s if waiting_s < own_s else own_s
         return before_s
 
-    def leading(self, sizes: BatchSizes, now: float) -> Bucket:
+    def counted_before_s(self, edge: int, seconds: float, counted: Callable[[int], float]) -> float:
+        """The same, where the work of a bucket counts so many times."""
+        own = self.buckets.get(edge)
+        own_s = seconds if own is None else own.waiting_s + seconds
+        parts = [min(b.waiting_s, own_s) * counted(b.edge) for b in self.buckets.values()]
+        return seconds * counted(edge) + sum(parts)
+
+    def waiting(self, lengths: LengthRange | None) -> list[Bucket]:
+        """The buckets that hold rows of these lengths; None: of all lengths."""
+        if lengths is None:
+            return [bucket for bucket in self.buckets.values() if bucket.rows]
+        return [each for each in self.buckets.values() if each.rows and each.edge in lengths]
+
+    def leading(self, sizes: BatchSizes, now: float, lengths: LengthRange | None = None) -> Bucket:
         """The bucket that fills most of a batch, over all flows; among equals the one whose turn is
         first. But a bucket whose turn comes before that one's leads if it would have waited too
         long once that batch was served."""
-        waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
+        if lengths is None:
+            waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
+        else:
+            waiting = self.waiting(lengths)
         if len(waiting) == 1:
             return waiting[0]
         length_classes = self.lane.length_classes
@@ -217,17 +234,17 @@ class FlowQueue:
         ]
         return min(owed, key=_turn) if owed else fullest
 
-    def first_bucket(self) -> Bucket:
+    def first_bucket(self, lengths: LengthRange | None = None) -> Bucket:
         """The bucket whose first row has the lowest rank."""
-        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=Bucket.rank)
+        return min(self.waiting(lengths), key=Bucket.rank)
 
-    def in_turn(self) -> Bucket:
+    def in_turn(self, lengths: LengthRange | None = None) -> Bucket:
         """The bucket whose turn it is, where rows travel one by one."""
-        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+        return min(self.waiting(lengths), key=_turn)
 
-    def by_turn(self) -> list[Bucket]:
+    def by_turn(self, lengths: LengthRange | None = None) -> list[Bucket]:
         """The buckets that hold rows, the one whose turn it is first."""
-        return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+        return sorted(self.waiting(lengths), key=_turn)
 
     def head(self) -> Row | None:
         """The first row over all buckets, left where it is."""
@@ -240,9 +257,9 @@ class FlowQueue:
     def rank_of(self, row: Row) -> float:
         return self.lane.rank_of(row)
 
-    def in_order(self) -> Iterator[Row]:
+    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]:
         """Its rows over all buckets, the first in front, left where they are."""
-        rows = [bucket.in_order() for bucket in self.buckets.values() if bucket.rows]
+        rows = [bucket.in_order() for bucket in self.waiting(lengths)]
         if len(rows) == 1:
             return rows[0]
         return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
@@ -267,6 +284,7 @@ class LengthClass:
     order: TagOrder[Bucket]
     rows: int = 0
     tokens: int = 0
+    waiting_s: float = 0.0  # predicted service seconds of its rows
 
 
 @dataclass(slots=True, eq=False)
@@ -311,6 +329,7 @@ class Lane:
             length_class = self._open_class(edge)
         length_class.rows += 1
         length_class.tokens += row.length
+        length_class.waiting_s += row.cost_s
         queue.rows += 1
         if bucket.rows == 1:
             bucket.turn = max(bucket.turn, queue.turn)
@@ -332,7 +351,9 @@ class Lane:
             length_class = self.length_classes[bucket.edge]
             length_class.rows -= 1
             length_class.tokens -= row.length
+            length_class.waiting_s -= row.cost_s
             if not length_class.rows:
+                length_class.waiting_s = 0.0
                 length_class.order.clear()
 
     def reorder(self, flow: Flow) -> None:
@@ -343,6 +364,32 @@ class Lane:
             for bucket in queue.buckets.values():
                 if bucket.rows:
                     self.length_classes[bucket.edge].order.add(bucket)
+
+    def first(self, lengths: LengthRange | None) -> FlowQueue | None:
+        """The flow with the lowest tag of those with rows of these lengths (None: of all), rows
+        that travel alone left out; None: no flow has any. Work: a look at each length class."""
+        if lengths is None:
+            return self.order.first()
+        found: FlowQueue | None = None
+        lowest = inf
+        for edge, length_class in self.length_classes.items():
+            if edge in lengths and (bucket := length_class.order.first()) is not None:
+                tag = length_class.order.tag(bucket)
+                if found is None or tag < lowest:
+                    found, lowest = bucket.queue, tag
+        return found
+
+    def first_alone(self, lengths: LengthRange | None) -> Row | None:
+        """The first row of these lengths that travels alone."""
+        if lengths is None:
+            return self.isolated.head()
+        rows = self.isolated.in_order() if self.isolated.rows else ()
+        return next((row for row in rows if row.edge in lengths), None)
+
+    def seconds_in(self, lengths: LengthRange) -> float:
+        """Predicted seconds of its rows of these lengths, those that travel alone left out."""
+        classes = self.length_classes.items()
+        return sum([each.waiting_s for edge, each in classes if edge in lengths])
 
     def rank_of(self, row: Row) -> float:
         """The key that orders a row in its bucket, lowest first."""

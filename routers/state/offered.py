@@ -41,6 +41,7 @@ class OfferedWork:
     requests: int = 0
     served_s: float = 0.0
     refused: dict[str, int] = field(default_factory=dict)  # by reason
+    longer_s: dict[int, float] = field(default_factory=dict)  # work of rows longer than a bound
     _by_length: list[float] = field(default_factory=lambda: [0.0] * _LENGTHS)
 
     def add(self, work_s: float, length: int, flow: MeanWork | None) -> None:
@@ -54,6 +55,11 @@ class OfferedWork:
             known_s = flow.seconds
             flow.seconds = known_s + _MEAN_GAIN * (work_s - known_s) if known_s else work_s
 
+    def add_longer(self, bound: int, work_s: float) -> None:
+        """Count work, which was or will be counted by `add`, as that of rows longer than `bound`,
+        at which a group of replicas ends."""
+        self.longer_s[bound] = self.longer_s.get(bound, 0.0) + work_s
+
     def add_unread(self, flow: MeanWork | None) -> None:
         """Count a request that was turned away before it was known what it takes. `flow`: None if
         the flow is new."""
@@ -61,6 +67,8 @@ class OfferedWork:
             work_s = 0.0 if flow is None else flow.seconds
             work_s = work_s or self.work_s / self.requests
             self.sq_s2 += work_s * self.sq_s2 / self.work_s  # as varied as the requests read
+            for bound, longer_s in self.longer_s.items():
+                self.longer_s[bound] = longer_s * (1.0 + work_s / self.work_s)  # and as long
             self.work_s += work_s
         self.requests += 1
 
@@ -73,5 +81,6 @@ class OfferedWork:
         by_length = [(1 << at, work_s) for at, work_s in enumerate(self._by_length) if work_s]
         refused = tuple(self.refused.items())
         return OfferedSnapshot(
-            self.work_s, self.sq_s2, self.requests, self.served_s, refused, tuple(by_length)
-        )
+            self.work_s, self.sq_s2, self.requests, self.served_s, refused, tuple(by_length),
+            tuple(self.longer_s.items()),
+        )  # fmt: skip

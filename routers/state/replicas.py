@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from routers.api.requests import Replica
-from routers.estimates.groups import ReplicaGroups
+from routers.estimates.groups import ANY_LENGTH, ReplicaGroups
 from routers.state.formed_batch import ReplicaCapacity
 from routers.state.preemptible import PreemptibleReplicas
 from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
@@ -199,7 +199,8 @@ class ReplicaSet:
             idle=not replica.leases,
             trusted=trusted or replica.answers > 0,
             last_edge=replica.last_edge,
-            alone=self.running <= 1,
+            lengths=replica.group.lengths,
+            longest_beside=self._longest_beside(replica) if self.running > 1 else 0,
             starts_in_s=max(0.0, replica.finish_at - now),
             others_idle=self.ready.others_idle(replica),
             groups=self.groups if len(self.groups.by_name) > 1 else None,
@@ -208,6 +209,10 @@ class ReplicaSet:
             saves_for=saves_for,
             reading_long=replica.reading_long,
         )
+
+    def _longest_beside(self, replica: ReplicaState) -> int:
+        bounds = self.groups.bounds
+        return self.groups.longest_beside(replica.group) if bounds else ANY_LENGTH
 
     def _due_at(self, replica: ReplicaState) -> float | None:
         """When its next lease is due; None while that is no matter of time."""

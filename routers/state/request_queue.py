@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from routers.api.policies import Order
 from routers.api.requests import FlowWork
+from routers.estimates.groups import LengthRange
 from routers.state.flows import Flows
 from routers.state.lanes import Lane, bucket_of
 from routers.state.rows import Row
@@ -54,6 +55,14 @@ class RequestQueue:
     def late_s(self) -> float:
         """Predicted device seconds of the late rows."""
         return sum([lane.waiting_s for lane in self.late])
+
+    def seconds_above(self, length: int) -> float:
+        """Predicted device seconds of what waits of rows longer than `length`, which is 0 or an
+        edge. Above an edge, rows that travel alone are left out."""
+        if not length:
+            return self.seconds
+        longer = LengthRange(length)
+        return sum([lane.seconds_in(longer) for lane in self.lanes()])
 
     def urgent_s(self, priority: int) -> float:
         """Predicted seconds of on-time work of priorities more urgent than this one."""
@@ -122,6 +131,11 @@ class RequestQueue:
         bucket.discard(row)
         bucket.queue.lane.left(row, bucket)
         self._count_out(row)
+
+    def place(self, row: Row) -> None:
+        """Give a row that comes back the bucket that it belongs to under the edges of now: groups
+        of replicas end at those, not at the edges that it was queued under."""
+        row.edge = self.edges[self.bucket_of(row.length)]
 
     def move(self, row: Row, now: float) -> None:
         """Move the row into the bucket that it belongs to under the edges of now; a row that

@@ -85,6 +85,9 @@ class FakeModel:
     backlog: float = 0.0
     total: float = 0.0
     refused: float = 0.0
+    # Share of the work that is rows longer than a length, by that length.
+    longer: dict[int, float] = field(default_factory=dict)
+    longer_offered: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class FakeCluster:
@@ -169,6 +172,10 @@ class FakeCluster:
             part = (count + share - 1 - n) // share
             model.offered[gateway] = model.offered.get(gateway, 0.0) + work * part / max(1, count)
             model.requests[gateway] = model.requests.get(gateway, 0) + part
+            for length, of_all in model.longer.items():
+                known = model.longer_offered.get((gateway, length), 0.0)
+                own = known + of_all * work * part / max(1, count)
+                model.longer_offered[gateway, length] = own
             if gateway in self.silent:
                 continue
             reading = DemandReading(
@@ -178,6 +185,8 @@ class FakeCluster:
                 backlog_s=model.backlog / share,
                 oldest_wait_s=model.backlog / hot if hot else 0.0,
                 urgent=bool(model.backlog) and not hot,
+                longer_s={n: model.longer_offered[gateway, n] for n in model.longer},
+                longer_backlog_s={n: s * model.backlog / share for n, s in model.longer.items()},
             )
             self.core.record_demand(gateway, name, reading, self.now)
 

@@ -47,7 +47,7 @@ from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker, HangLimits
-from deployments.replica.groups import combined
+from deployments.replica.groups import GroupLengths, combined
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.gateway import GatewaySettings
@@ -287,7 +287,8 @@ class Stand:
         description = next(iter(parts.values()))
         if model.replicas.groups:
             after_s = {group.name: group.after_s for group in model.replicas.groups}
-            description, _ = combined(parts, after_s)
+            longest = {group.name: group.max_length for group in model.replicas.groups}
+            description, _ = combined(parts, after_s, GroupLengths.of(model.lengths, longest))
         reader = None
         if tokenizer and description.task != "tensors":
             reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)

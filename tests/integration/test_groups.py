@@ -13,10 +13,10 @@ HEALTHY = "headrace_group_healthy_replicas"
 
 def model(**spare: Any) -> dict[str, Any]:
     groups = [
-        {"name": "fast", "options": {"base_ms": 2}},
+        {"name": "fast", "options": {"base_ms": 2}, "lengths": {"max": 8}},
         {"name": "spare", "options": {"base_ms": 40}} | spare,
     ]
-    return synthetic(replicas={"groups": groups})
+    return synthetic(replicas={"groups": groups}, lengths={"max": 64})
 
 
 SHARED = {"pair": model()}
@@ -41,6 +41,15 @@ def test_replicas_of_both_groups_join_one_queue_and_the_faster_answers(server):
     answers = [server.infer("pair", [1, 2]) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [200] * 5
     assert all(float(answer.headers["x-service-time-ms"]) < 40 for answer in answers)
+
+
+def test_rows_that_are_too_long_for_the_faster_group_are_answered_by_the_other(server):
+    long, short = server.infer("pair", [1] * 9), server.infer("pair", [1] * 8)
+    assert (long.status_code, short.status_code) == (200, 200)
+    assert (
+        float(long.headers["x-service-time-ms"]) >= 40 > float(short.headers["x-service-time-ms"])
+    )
+    assert server.infer("pair", [1] * 65).status_code == 400
 
 
 def test_more_replicas_of_one_group_join_while_the_others_answer(server):

@@ -48,6 +48,8 @@ IDS = ("a", "b", "c")
 GROUP_OF = {"a": "fast", "b": "slow", "c": "unlisted"}
 FAST = GroupSettings("fast", profile=((1, 16, 0.01), (8, 16, 0.02)))
 SLOW = GroupSettings("slow", profile=((1, 16, 0.4), (8, 16, 3.0)), max_size=2)
+SHORT = replace(SLOW, max_length=8)  # as the group that no settings list, then
+SHORT_FIRST = (replace(FAST, max_length=4), SLOW)
 PAIR = {"a": (2, ReplicaKind.BATCH), "b": (2, ReplicaKind.BATCH)}
 
 
@@ -111,7 +113,17 @@ class DispatcherMachine(RuleBasedStateMachine):
             mode=st.sampled_from(("off", "suspend", "suspend")),
             fixed_s=st.sampled_from((None, 0.0, 0.2)),
         ),
-        groups=st.sampled_from(((), (), (FAST, SLOW), (FAST, replace(SLOW, after_s=0.2)))),
+        groups=st.sampled_from(
+            (
+                (),
+                (),
+                (FAST, SLOW),
+                (FAST, replace(SLOW, after_s=0.2)),
+                (FAST, SHORT),
+                SHORT_FIRST,
+                (replace(FAST, after_s=0.2), SHORT),
+            )
+        ),
         policies=st.builds(
             PolicyNames,
             st.sampled_from(tuple(ORDERS)),
@@ -492,8 +504,10 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert action.lease_id not in self.leases
         replica = self.running[action.replica_id]
         rows = [(self.known[request_id], index) for request_id, index in action.rows]
-        for known, _ in rows:
+        for known, index in rows:
             assert known.request.expires > self.now, "dispatched at or past its expiry"
+            longest = self.longest(replica.group)
+            assert known.request.lengths[index] <= longest, "too long for its group"
         if action.copy_of:
             self.judge_copy(action, rows)
             return
@@ -510,6 +524,10 @@ class DispatcherMachine(RuleBasedStateMachine):
             known.waiting.remove(index)
             known.leased[index] = {action.lease_id}
         self.leases[action.lease_id] = action
+
+    def longest(self, group):
+        said = {each.name: each.max_length or EDGES[-1] for each in self.settings.groups}
+        return said.get(group, min(said.values(), default=EDGES[-1]))
 
     def judge_copy(self, action, rows):
         """It races an open lease elsewhere; rows that may run twice, none of them a second time. A

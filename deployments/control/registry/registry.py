@@ -136,13 +136,13 @@ class Registry:
         live = self.view().models.get(name)
         if live is None or is_canary(name) or digest in self.served.get(name, ()):
             return None
-        if not live.groups:
+        if live.main_group is None:
             return None if group else LiveCosts(live.profile, self._fits(name))
         profile = next((each.profile for each in live.groups if each.name == group), None)
         if profile is None:
             return None
-        first = group == live.groups[0].name  # which gateways say the fit of
-        return LiveCosts(profile, self._fits(name) if first else ())
+        main = group == live.main_group.name  # which gateways say the fit of
+        return LiveCosts(profile, self._fits(name) if main else ())
 
     def _fits(self, name: str) -> tuple[Fit, ...]:
         said = (snapshot.models.get(name) for _, snapshot in self.gateways.values())

@@ -7,6 +7,7 @@ the user did not give keeps the default of `autoscaling.settings`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from autoscaling.settings import (
     Budget,
@@ -96,9 +97,13 @@ def _groups(model: ModelSettings) -> tuple[GroupTerms, ...]:
     views = model.views()
     if not views:
         return (_group("", model.replicas, reserve=False),)
+    longest, groups = model.lengths.max, model.replicas.groups
     return tuple(
-        _group(group.name, views[group.name].replicas, reserve=group.after_s > 0)
-        for group in model.replicas.groups
+        replace(
+            _group(group.name, views[group.name].replicas, reserve=group.after_s > 0),
+            max_length=None if group.max_length == longest else group.max_length,
+        )
+        for group in groups
     )
 
 

@@ -379,14 +379,15 @@ class DispatcherDriver(Generic[P]):
         """Give the request to the dispatcher, which may refuse it at once."""
         self._pending[pending.request.request_id] = pending
         self._take(Arrive(pending.request), now)
-        self._signal_crossing()
+        self._signal_crossing(pending.request.lengths)
 
-    def _signal_crossing(self) -> None:
-        """Call `on_crossing` where no replica can be reached or the backlog is over its bound."""
+    def _signal_crossing(self, lengths: tuple[int, ...] = ()) -> None:
+        """Call `on_crossing` where no replica can be reached, or none that takes rows of these
+        lengths, or the backlog is over its bound."""
         if not self.replicas:
             self.unserved = True
             self.on_crossing()
-        elif self._dispatcher.backlog_s > self.crossing_s:
+        elif self._dispatcher.backlog_s > self.crossing_s or self._dispatcher.strands(lengths):
             self.on_crossing()
 
     def _leave(self, pending: P) -> bool:

@@ -95,7 +95,8 @@ def _load(served: ServedModel) -> tuple[ModelLoad, bool]:
     queue = served.queue
     core = queue.snapshot()
     queue.crossing_s = crossing_s(core, served.description.scheduling.slo_s)
-    unserved = not queue.replicas and (queue.unserved or core.waiting_rows > 0)
+    none = not queue.replicas and (queue.unserved or core.waiting_rows > 0)
+    unserved = none or core.stranded
     queue.unserved = False
     return model_load(core, unserved=unserved), unserved or core.backlog_s > queue.crossing_s
 
@@ -114,7 +115,9 @@ def model_load(core: Snapshot, *, unserved: bool) -> ModelLoad:
         served_s=offered.served_s,
         refused=dict(offered.refused),
         by_length=dict(offered.by_length),
+        longer_s=dict(offered.longer),
         backlog_s=core.backlog_s,
+        longer_backlog_s=dict(core.longer_backlog),
         oldest_wait_s=core.oldest_wait_s,
         urgent=unserved,
     )

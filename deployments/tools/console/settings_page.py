@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -99,10 +100,12 @@ def _tables(
     chapter: str, section: type[Section], opened: dict[type[Section], str], at: str = ""
 ) -> Iterator[str]:
     """A table of the section's own fields, then each section in it. `opened`: sections that the
-    page has, and where; they are not repeated."""
+    page has, and where; they are not repeated. Where other fields have its description too, the
+    fields of such a section stand in their row."""
     opened[section] = f"{chapter}.{at}".rstrip(".")
     rows: dict[str, list[tuple[str, FieldInfo]]] = {}  # by description: fields of one share a row
     below: list[tuple[str, str, type[Section]]] = []
+    shared = Counter(field.description for field in section.model_fields.values())
     for name, field in section.model_fields.items():
         about, inner = _cell(field.description or ""), _section_in(field)
         alone = inner is place_of(field).kind  # and no list of sections
@@ -114,6 +117,11 @@ def _tables(
                 )
                 if alone:
                     continue
+            elif shared[field.description] > 1:
+                rows.setdefault(about, []).extend(
+                    (f"`{at}{name}.{each}`", field) for each in inner.model_fields
+                )
+                continue
             else:
                 names = ", ".join(f"`{each}`" for each in inner.model_fields)
                 about += f" Its fields, as in {known}: {names}."

@@ -22,7 +22,7 @@ from deployments.contract.description import (
 )
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings, with_lengths
-from deployments.replica.groups import combined
+from deployments.replica.groups import GroupLengths, combined
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
 from deployments.settings.lengths import bucket_edges
@@ -307,8 +307,11 @@ def _joined(parts: dict[str, ModelDescription], model: ModelSettings) -> ModelDe
     """What the anchor would announce once replicas of every group run."""
     if "" in parts:
         return parts[""]
+    groups = model.replicas.groups
     description, refused = combined(
-        parts, {group.name: group.after_s for group in model.replicas.groups}
+        parts,
+        {group.name: group.after_s for group in groups},
+        GroupLengths.of(model.lengths, {group.name: group.max_length for group in groups}),
     )
     for name, reason in refused.items():
         raise SimSetupError(f"group {name} would get no requests: {reason}")

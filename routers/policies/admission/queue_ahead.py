@@ -5,13 +5,21 @@ work in more urgent priorities, and the flows that it shares the replicas with. 
 the flow at other gateways counts, as far as reports tell, but at most as much as waits here:
 gateways take turns with a flow, and a request at the gateway with the least of the flow's work
 would otherwise always be called late. Unit: predicted device seconds. O(1) in what waits.
+
+Where groups of replicas take different lengths, a request finds no replica if none runs that takes
+its longest row. Work that only a part of the replicas may do counts as much more as that part is
+smaller than all of them, so that it may be divided by the capacity of all. Urgent work that is too
+long for the replicas that take the request does not stand before it there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from routers.api.policies import Ranking
 from routers.policies.admission.types import Newcomer
 from routers.state.flows import Flows
+from routers.state.lanes import Lane
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
@@ -31,7 +39,11 @@ class QueueAhead:
         """The request with what it finds; changes nothing."""
         flow, waiting = tracked.flow, self._waiting
         edge = tracked.edge if tracked.plan is None else 0
-        slack_s, capacity = tracked.latest_start - now, self._replicas.groups.capacity
+        slack_s, groups = tracked.latest_start - now, self._replicas.groups
+        capacity, longest = groups.capacity, 0
+        if groups.bounds:
+            longest = waiting.edges[waiting.bucket_of(max(tracked.request.lengths))]
+            capacity = capacity if groups.takes(longest) else 0.0
         if slack_s <= 0.0 or not capacity:
             return Newcomer(tracked, waiting, edge, slack_s, capacity, self.capacity_in_s)
         priority, ranking, before_s = flow.priority, self._flows.order.ranking, 0.0
@@ -39,8 +51,11 @@ class QueueAhead:
         is_behind = flow.rows > 0 if shares else self._has_waiting(priority)
         if is_behind or (tracked.plan is not None and not self._replicas.has_ready):
             # A generation without room waits even if its flow has nothing else in the queue.
-            before_s = self._before_s(tracked, ranking)
-        urgent_s = waiting.urgent_s(priority) if priority else 0.0
+            before_s = self._before_s(tracked, ranking, longest)
+        urgent_s = 0.0
+        if priority:
+            lanes = waiting.on_time[:priority]
+            urgent_s = waiting.urgent_s(priority) if not longest else self._sum(lanes, longest)
         competing_weight = self._flows.weights[priority] if shares else flow.weight
         return Newcomer(
             tracked, waiting, edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
@@ -50,16 +65,49 @@ class QueueAhead:
         lanes = self._waiting.on_time
         return priority < len(lanes) and lanes[priority].rows > 0
 
-    def _before_s(self, tracked: TrackedRequest, ranking: Ranking) -> float:
-        """Predicted seconds of its flow's work up to and with the request itself."""
+    def _before_s(self, tracked: TrackedRequest, ranking: Ranking, longest: int) -> float:
+        """Predicted seconds of its flow's work up to and with the request itself. `longest`: the
+        edge of its longest row; 0: all replicas take all lengths."""
         flow, before_s, lanes = tracked.flow, tracked.cost_s, self._waiting.on_time
+        counted = self._counted(longest) if longest else None
         if ranking is Ranking.DEADLINES:
-            return before_s  # how much of what waits is due earlier is not known without a scan
+            # How much of what waits is due earlier is not known without a scan.
+            return before_s * (counted(longest) if counted else 1.0)
         if ranking is Ranking.ARRIVALS:
-            return before_s + sum([lane.waiting_s for lane in lanes[flow.priority :][:1]])
+            ahead = lanes[flow.priority :][:1]
+            if counted is not None:
+                return before_s * counted(longest) + self._sum(ahead, longest)
+            return before_s + sum([lane.waiting_s for lane in ahead])
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # None: all that the flow has waiting are rows that travel alone
-            before_s = queue.before_s(tracked.edge, before_s)
+            if counted is None:
+                before_s = queue.before_s(tracked.edge, before_s)
+            else:
+                before_s = queue.counted_before_s(longest, before_s, counted)
         if flow.peer_demand_s > 0.0:
             before_s += min(before_s, flow.peer_demand_s)
         return before_s
+
+    def _counted(self, longest: int) -> Callable[[int], float]:
+        """How many times the work of a bucket counts for a request of that length."""
+        groups = self._replicas.groups
+
+        def times(edge: int) -> float:
+            capacity = groups.capacity_for(min(edge, longest))
+            return groups.capacity / capacity if capacity > 0.0 else 1.0
+
+        return times
+
+    def _sum(self, lanes: Sequence[Lane], longest: int) -> float:
+        """Predicted seconds of what waits in the lanes, as it stands before a request of that
+        length: all of it, at all replicas; or what is no longer than a bound, at the replicas that
+        take nothing longer; whichever is less."""
+        groups, counted = self._replicas.groups, self._counted(longest)
+        work = [(e, c.waiting_s) for lane in lanes for e, c in lane.length_classes.items()]
+        least_s = sum([seconds * counted(edge) for edge, seconds in work])
+        for bound in groups.bounds:
+            capacity = groups.capacity_for(longest, bound)
+            if capacity > 0.0:
+                shorter_s = sum([seconds for edge, seconds in work if edge <= bound])
+                least_s = min(least_s, shorter_s * groups.capacity / capacity)
+        return least_s

@@ -3,7 +3,8 @@
 The simple policy without length buckets: short rows are padded to the longest row beside them. No
 row is called late for the batch's sake, left to a faster group, or added to fill spare room. A
 batch has as many rows as the model's bounds allow if each row is counted as long as the longest
-that may come. Source: dynamic batching as in Triton Inference Server.
+that may come. For a replica that takes only some lengths, flows without such rows are passed over
+one by one. Source: dynamic batching as in Triton Inference Server.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class BatchesByArrival:
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> BatchPlan | None:
-        queue = lane.order.first()
+        lengths = capacity.lengths
+        queue = lane.first(lengths)
         if queue is None:
             return None
-        draft = new_draft(view, lane, view.waiting.edges[-1], capacity)
-        turns = Turns(lane.order, draft, view.order.ranking, _queue_of)
-        return in_order(view, draft, turns, queue.first_bucket(), now)
+        longest = min(view.waiting.edges[-1], capacity.group.longest)
+        draft = new_draft(view, lane, longest, capacity)
+        turns = Turns(lane.order, draft, view.order.ranking, _queue_of, lengths)
+        return in_order(view, draft, turns, queue.first_bucket(lengths), now)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

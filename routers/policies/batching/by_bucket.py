@@ -24,11 +24,12 @@ class BatchesByBucket:
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> BatchPlan | None:
-        queue = lane.order.first()
+        queue = lane.first(capacity.lengths)
         if queue is None:
             return None
         is_shared = view.order.ranking is Ranking.SHARES
-        bucket = queue.in_turn() if is_shared else queue.first_bucket()
+        lengths = capacity.lengths
+        bucket = queue.in_turn(lengths) if is_shared else queue.first_bucket(lengths)
         draft = new_draft(view, lane, bucket.edge, capacity)
         order = lane.length_classes[bucket.edge].order
         turns = Turns(order, draft, view.order.ranking, bucket_of)

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from routers.api.policies import Account, Order, Ranking
 from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
+from routers.estimates.groups import LengthRange
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
 from routers.state.formed_batch import FormedBatch, ReplicaCapacity
@@ -156,7 +157,7 @@ class Draft:
 def new_draft(view: QueueView, lane: Lane, edge: int, capacity: ReplicaCapacity) -> Draft:
     """An empty draft; on a replica whose costs are not known yet it takes a single row."""
     room = capacity.group.sizes.max_rows(_width(view, lane, edge)) if capacity.trusted else 1
-    return Draft(view.order, view.settings, lane, edge, capacity, room)
+    return Draft(view.order, capacity.group.settings, lane, edge, capacity, room)
 
 
 def _width(view: QueueView, lane: Lane, edge: int) -> int:
@@ -178,7 +179,7 @@ class Waiting(Tagged, Protocol):
 
     def head(self) -> Row | None: ...
 
-    def in_order(self) -> Iterator[Row]: ...
+    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]: ...
 
     def rank_of(self, row: Row) -> float: ...
 
@@ -195,13 +196,21 @@ class Turns(Generic[T]):
     candidates with their new tags. Work: O(log n) for each row that is asked for.
     """
 
-    __slots__ = ("_accounts", "_by_rank", "_candidates", "_heads", "_item_of", "_marks", "_rows")
+    __slots__ = (
+        "_accounts", "_by_rank", "_candidates", "_heads", "_item_of", "_lengths", "_marks", "_rows",
+    )  # fmt: skip
 
     def __init__(
-        self, order: TagOrder[T], draft: Draft, ranking: Ranking, item_of: Callable[[Row], T]
+        self,
+        order: TagOrder[T],
+        draft: Draft,
+        ranking: Ranking,
+        item_of: Callable[[Row], T],
+        lengths: LengthRange | None = None,
     ) -> None:
+        """`lengths`: of the rows that are returned; None: all."""
         order.first()  # so that no outdated entry has a tag below the lowest true one
-        self._item_of = item_of
+        self._item_of, self._lengths = item_of, lengths
         self._marks = order.heap
         self._accounts = draft.accounts
         self._by_rank = ranking is not Ranking.SHARES
@@ -219,7 +228,12 @@ class Turns(Generic[T]):
             if index >= 0:
                 self._expand(tag, pushed, index, item)
                 continue
-            head = heads[item] if item in heads else item.head()
+            if item in heads:
+                head = heads[item]
+            elif self._lengths is None:
+                head = item.head()
+            else:
+                head = next(item.in_order(self._lengths), None)
             if head is None:
                 heappop(candidates)
                 continue
@@ -241,7 +255,7 @@ class Turns(Generic[T]):
             return
         rows = self._rows.get(item)
         if rows is None:
-            rows = self._rows[item] = item.in_order()
+            rows = self._rows[item] = item.in_order(self._lengths)
             next(rows)
         self._heads[item] = next(rows, None)
 

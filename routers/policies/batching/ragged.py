@@ -12,10 +12,12 @@ padded size as in text-embeddings-inference.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from routers.api.policies import Ranking
 from routers.estimates.batch_size import pays_to_wait
+from routers.estimates.groups import LengthRange
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.shedding import Shedding
 from routers.policies.batching.spare_room import backfill, shorter_riders
@@ -37,17 +39,20 @@ class RaggedBatching:
     def lead(
         self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
     ) -> BatchPlan | None:
-        queue = lane.order.first()
-        if queue is None:
-            return None
-        bucket = _bucket(view, queue, capacity, now)
-        draft = new_draft(view, lane, bucket.edge, capacity)
-        held_until = _held_until(view, draft, bucket, now)
-        if held_until is not None:
-            return BatchPlan(draft, queue, bucket, held_until=held_until, is_last=True)
-        if capacity.groups is not None and _finishes_sooner(view, draft, now):
-            return BatchPlan(draft, queue, bucket, holds_back=True, is_last=True)
-        return _Filling(view, draft, queue.flow, now).plan(queue, bucket)
+        plan = _planned(view, lane, capacity, capacity.lengths, now)
+        longest = capacity.group.longest
+        for bound in view.groups.bounds:
+            if plan is None or not (plan.holds_back and plan.is_last):
+                break
+            # Shorter rows are left to another group, which may not take those above the bound.
+            if plan.bucket.edge <= bound < longest:
+                longer = _planned(view, lane, capacity, LengthRange(bound, longest), now)
+                if longer is None:
+                    break
+                if not (longer.holds_back and longer.is_last):
+                    return replace(longer, holds_back=True)
+                plan = longer
+        return plan
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         if not draft.capacity.trusted or draft.capacity.others_idle:
@@ -58,18 +63,45 @@ class RaggedBatching:
         return tuple(draft.rows[before:])
 
 
-def _bucket(view: QueueView, queue: FlowQueue, capacity: ReplicaCapacity, now: float) -> Bucket:
+def _planned(
+    view: QueueView,
+    lane: Lane,
+    capacity: ReplicaCapacity,
+    lengths: LengthRange | None,
+    now: float,
+) -> BatchPlan | None:
+    """The batch that the next flow leads with rows of these lengths (None: of all)."""
+    queue = lane.order.first() if lengths is None else lane.first(lengths)
+    if queue is None:
+        return None
+    bucket = _bucket(view, queue, capacity, lengths, now)
+    draft = new_draft(view, lane, bucket.edge, capacity)
+    held_until = _held_until(view, draft, bucket, now)
+    if held_until is not None:
+        return BatchPlan(draft, queue, bucket, held_until=held_until, is_last=True)
+    if capacity.groups is not None and _finishes_sooner(view, draft, now):
+        return BatchPlan(draft, queue, bucket, holds_back=True, is_last=True)
+    return _Filling(view, draft, queue.flow, now).plan(queue, bucket)
+
+
+def _bucket(
+    view: QueueView,
+    queue: FlowQueue,
+    capacity: ReplicaCapacity,
+    lengths: LengthRange | None,
+    now: float,
+) -> Bucket:
     """The bucket that leads. Where the order compares rows (by deadline or arrival), that of the
     first row. Else the bucket whose turn it is, or the one whose shape the replica has loaded,
     while their turns are apart by less than loading another shape costs."""
     if view.order.ranking is not Ranking.SHARES:
-        return queue.first_bucket()
-    bucket = queue.leading(capacity.group.sizes, now)
+        return queue.first_bucket(lengths)
+    bucket = queue.leading(capacity.group.sizes, now, lengths)
     switch_s = view.settings.buckets.switch_s
     if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
-        loaded = queue.buckets.get(capacity.last_edge)
-        if loaded is not None and loaded.rows and loaded.turn <= bucket.turn + switch_s:
-            return loaded
+        for loaded in queue.waiting(lengths):
+            if loaded.edge == capacity.last_edge and loaded.turn <= bucket.turn + switch_s:
+                return loaded
     return bucket
 
 

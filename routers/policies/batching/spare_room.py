@@ -43,7 +43,7 @@ def shorter_riders(view: QueueView, draft: Draft) -> None:
 
 def _how_many(view: QueueView, draft: Draft, length_class: LengthClass) -> int:
     """Rows to add of the length class: all of them, as many as fit, or none."""
-    settings = view.settings
+    settings = draft.capacity.group.settings
     count = min(length_class.rows, draft.room)
     mean = -(-length_class.tokens // length_class.rows)
     rows = len(draft.rows) + count

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from routers.api.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings, length_bounds
 from routers.policies.edges.prices import BatchBounds, Cost, LengthShares
 from routers.policies.edges.types import BestEdges, EdgePolicy, EdgeView
 
@@ -127,6 +127,7 @@ class EdgeSolver:
         lattice and the half-life stay the same."""
         buckets, edges = settings.buckets, settings.bucket_edges
         self._buckets, self._policy = buckets, policy
+        self._kept = length_bounds(settings)  # lengths that are edges whatever arrives
         self._bounds = BatchBounds.of(settings)
         acts = buckets.adaptive and settings.pads and not buckets.fixed_shapes
         self.watches = acts and not settings.frozen
@@ -158,7 +159,8 @@ class EdgeSolver:
         if rows < _MIN_ROWS or servers <= 0.0:
             return None
         lengths = LengthShares.of(self._histogram.points, weights)
-        view = EdgeView(lengths, edges, self._buckets.max_edges, cost, self._bounds, servers)
+        most = max(1, self._buckets.max_edges - len(self._kept))
+        view = EdgeView(lengths, edges, most, cost, self._bounds, servers)
         found = self._policy.best(view)
         return None if found is None else self._judge(found, edges, rows)
 
@@ -167,9 +169,9 @@ class EdgeSolver:
     ) -> tuple[int, ...] | None:
         """Record what was found. Returns the best edges if they are enough of a gain, or if there
         are too many edges now."""
-        buckets = self._buckets
-        too_many = len(edges) > buckets.max_edges
+        buckets, best = self._buckets, tuple(sorted({*found.edges, *self._kept}))
+        too_many = len(edges) > max(buckets.max_edges, len(self._kept) + 1)
         better = too_many or found.min_waste < (1.0 - buckets.min_gain) * found.waste
         switches = self.state.switches + better
         self.state = EdgeState(rows, found.waste, found.min_waste, found.capacity, switches)
-        return found.edges if better else None
+        return best if better else None

@@ -11,6 +11,7 @@ from ray.serve._private.build_app import build_app
 
 from deployments.contract.model_arguments import group_arguments
 from deployments.control.application_list import by_name, differences
+from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.control.serve_config import in_cluster, serve_config, serve_host
 from deployments.replica.application import model
 from deployments.settings.gateway import GatewaySettings
@@ -322,6 +323,18 @@ def test_the_autoscaler_is_told_what_was_written_and_with_a_pool_all_of_it(confi
     told = block(scaling)["scaling"]
     assert (told["scaling"], told["gateway"]) == ({"pool": {"max": 2}}, {"replay": False})
     assert Settings.model_validate(told).scaling.pool is not None
+
+
+def test_the_autoscaler_is_told_at_which_length_a_group_ends(config) -> None:
+    apps = by_name(
+        config(
+            GROUPS,
+            ("options: {base_ms: 2}\n", "options: {base_ms: 2}\n    lengths: {max: 64}\n"),
+            ("overflow: {after_ms: 250}", "lengths: {max: 16}"),
+        )
+    )
+    terms = scaling_document(Settings.model_validate(block(apps)["scaling"])).settings.models
+    assert [(g.name, g.max_length) for g in terms["device"].groups] == [("gpu", None), ("cpu", 16)]
 
 
 POOLED = """\

@@ -27,8 +27,9 @@ from deployments.process.replica_directory import (
 )
 from deployments.replica import groups as group_module
 from deployments.replica.anchor import GroupReplicas
-from deployments.replica.groups import DescribedGroups, combined, version_of
+from deployments.replica.groups import DescribedGroups, GroupLengths, combined, version_of
 from deployments.settings.plain import settings_digest
+from routers.api.settings import validate
 from runtimes.types import TensorSpec
 
 Describe = Callable[..., ModelDescription]
@@ -99,6 +100,40 @@ def test_edges_that_a_compiled_backend_fixes_hold_for_all(parts) -> None:
 def test_the_longest_row_is_the_one_that_every_group_takes(parts) -> None:
     found, _ = combined(parts(max_length=6, bucket_edges=(4, 6)), {"gpu": 0.0, "cpu": 0.0})
     assert (found.max_length, found.bucket_edges) == (6, (4, 6))
+
+
+def lengths(edges: tuple[int, ...] = (4, 8), **longest: int) -> GroupLengths:
+    return GroupLengths(edges, longest)
+
+
+def test_a_bound_in_a_groups_settings_is_its_own_and_an_edge_of_buckets(parts) -> None:
+    made = parts(max_length=6, bucket_edges=(4, 6))
+    found, refused = combined(made, {"gpu": 0.0, "cpu": 0.0}, lengths(cpu=6))
+    assert (refused, found.max_length) == ({}, made["gpu"].max_length)
+    assert found.bucket_edges == tuple(sorted({*made["gpu"].bucket_edges, 6}))
+    assert [(g.name, g.max_length) for g in found.groups] == [("gpu", None), ("cpu", 6)]
+    core = dispatcher_settings(found, GatewayIdentity("g"))
+    validate(core)
+    assert [group.max_length for group in core.groups] == [None, 6]
+    assert found.main_group is not None
+    assert found.main_group.name == "gpu"
+
+
+def test_the_model_takes_its_own_longest_row_while_only_a_bounded_group_is_described(parts) -> None:
+    made = parts(max_length=6, bucket_edges=(4, 6))
+    found, _ = combined({"cpu": made["cpu"]}, {"gpu": 0.0, "cpu": 0.0}, lengths(cpu=6))
+    assert (found.max_length, found.bucket_edges) == (8, (4, 6, 8))
+    validate(dispatcher_settings(found, GatewayIdentity("g")))
+
+
+def test_compiled_edges_go_together_as_far_as_both_groups_reach(parts) -> None:
+    both = parts(max_length=4)
+    both = {"gpu": fixed(both["gpu"], (2, 4, 8)), "cpu": fixed(both["cpu"], (2, 4))}
+    found, refused = combined(both, {"gpu": 0.0, "cpu": 0.0}, lengths(cpu=4))
+    assert (refused, found.bucket_edges) == ({}, (2, 4, 8))
+    both["cpu"] = fixed(both["cpu"], (3, 4))
+    _, refused = combined(both, {"gpu": 0.0, "cpu": 0.0}, lengths(cpu=4))
+    assert set(refused) == {"cpu"}
 
 
 def test_where_rows_of_one_group_depend_no_answer_is_cached(parts) -> None:

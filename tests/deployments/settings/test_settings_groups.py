@@ -163,3 +163,74 @@ def test_options_that_a_groups_backend_does_not_know_are_told_at_the_group(tmp_p
         load(path)
     (mistake,) = caught.value.mistakes
     assert mistake.path == "models.m.replicas.groups[1].options"
+
+
+# ---- lengths and batches -------------------------------------------------------------------------
+
+SLICE = {"name": "slice", "lengths": {"max": 128}, "batch": {"max_size": 4}}
+WHOLE = {"name": "whole"}
+
+
+def test_a_group_may_take_shorter_rows_and_smaller_batches_than_the_model() -> None:
+    batch = {"max_size": 64, "max_tokens": 4096}
+    views = model(SLICE, WHOLE, lengths={"max": 512, "truncate": True}, batch=batch).views()
+    own, whole = views["slice"], views["whole"]
+    assert (own.lengths.max, own.lengths.truncate, whole.lengths.max) == (128, True, 512)
+    assert (own.batch.max_size, own.batch.max_tokens) == (4, 4096)
+    assert (whole.batch.max_size, whole.batch.max_tokens) == (64, 4096)
+
+
+def test_listed_edges_of_a_group_end_at_its_longest_row() -> None:
+    made = model(SLICE, WHOLE, lengths={"max": 512, "buckets": [64, 128, 512]})
+    assert made.views()["slice"].lengths.buckets == (64, 128)
+
+
+def test_a_longer_row_for_the_model_does_not_restart_a_group_with_its_own() -> None:
+    one, other = (
+        group_views(written(SLICE, WHOLE, lengths={"max": longest}))["slice"]
+        for longest in (512, 1024)
+    )
+    assert settings_digest(one) == settings_digest(other)
+
+
+def test_the_pool_and_canaries_run_a_group_that_takes_all_lengths() -> None:
+    made = model(SLICE, WHOLE, lengths={"max": 512})
+    assert made.main_view() == made.views()["whole"]
+    said = model(SLICE, WHOLE | {"lengths": {"max": 512}}, lengths={"max": 512})
+    assert said.main_view() == said.views()["whole"]
+    assert model().main_view() == model()
+
+
+@pytest.mark.parametrize(
+    ("groups", "more", "said"),
+    [
+        ((SLICE, WHOLE), {}, "lengths.max: is missing; must be given, because group slice takes "
+         "rows of at most 128 only"),
+        ((SLICE,), {"lengths": {"max": 512}}, "replicas.groups: take rows of at most 128 "
+         "(reserves left out), so that nobody takes those of 129 to 512"),
+        ((SLICE, WHOLE | {"overflow": {"after_ms": 5}}), {"lengths": {"max": 512}},
+         "so that nobody takes those of 129 to 512"),
+        ((SLICE, WHOLE), {"lengths": {"max": 512, "buckets": [64, 256, 512]}},
+         "replicas.groups[0].lengths.max: is 128, which is no edge of lengths.buckets; must be "
+         "one, such as 64 or 256"),
+        ((SLICE, WHOLE), {"lengths": {"max": 512, "buckets": 1}},
+         "lengths.buckets: is 1; must be at least 2"),
+        ((SLICE, WHOLE), {"lengths": {"max": 64}},
+         "replicas.groups[0].lengths.max: is 128, above lengths.max (64); must be at most that"),
+        ((SLICE | {"lengths": {"max": 16, "buckets": 4}}, WHOLE), {"lengths": {"max": 64}},
+         "replicas.groups[0].lengths.buckets"),
+    ],
+)  # fmt: skip
+def test_lengths_of_groups_that_leave_a_gap_or_make_no_sense_are_refused(
+    groups: tuple[dict[str, Any], ...], more: dict[str, Any], said: str
+) -> None:
+    (complaint,) = complaints(*groups, **more)
+    assert said in complaint
+
+
+def test_groups_of_engines_have_no_lengths() -> None:
+    replicas = {"groups": [{"name": "slice", "lengths": {"max": 128}}, WHOLE]}
+    generates = {"runtime": "synthetic", "task": "generate", "lengths": {"max": 512}}
+    with pytest.raises(SettingsErrors) as caught:
+        parse({"models": {"m": generates | {"replicas": replicas}}})
+    assert "an engine's cache decides which prompts it takes" in str(caught.value.mistakes[0])

@@ -1,5 +1,7 @@
 """What a core counts becomes what the autoscaler reads, name by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from autoscaling.types import DemandReading
@@ -29,6 +31,16 @@ def test_counters_and_what_waits_are_told_as_they_are() -> None:
         "gpu": GroupLoad(2, 1.0, 0.04, 0.06, 0.3),
         "cpu": GroupLoad(0, 0.1, 0.04, 0.06, 0.3),
     }
+
+
+def test_work_that_is_too_long_for_a_group_is_told_apart() -> None:
+    core = replace(
+        a_core(a_group()),
+        offered=OfferedSnapshot(7.0, longer=((128, 2.0),)),
+        longer_backlog=((128, 0.25),),
+    )
+    demand = model_load(core, unserved=False).demand
+    assert (demand.longer_s, demand.longer_backlog_s) == ({128: 2.0}, {128: 0.25})
 
 
 @pytest.mark.parametrize(

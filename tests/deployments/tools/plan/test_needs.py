@@ -187,6 +187,17 @@ def test_groups_are_planned_each_by_itself(tmp_path):
     assert found[2].skipped
 
 
+def test_a_group_that_takes_shorter_rows_needs_less(tmp_path):
+    groups = [
+        {"name": "whole"},
+        {"name": "slice", "lengths": {"max": 128}, "batch": {"max_size": 4}},
+    ]
+    model = BERT | {"lengths": {"max": 512}, "replicas": {"num_gpus": 1, "groups": groups}}
+    whole, cut = of(tmp_path, model)
+    assert cut.parts[2].text == "4 rows of 128, 512 tokens"
+    assert cut.mib < whole.mib
+
+
 def test_what_is_told_of_a_group_goes_before_what_is_told_of_its_model(tmp_path):
     groups = [{"name": "a"}, {"name": "b"}]
     told = MemoryOverrides({"m": 100, "m/b": 200}, {"m/b": "2g.20gb"})
