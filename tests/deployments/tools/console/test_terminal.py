@@ -124,20 +124,6 @@ def test_a_phase_that_lasts_is_said_again_with_its_reason() -> None:
     ]
 
 
-def test_long_lines_are_not_folded_in_logs() -> None:
-    console, out = plain(width=20)
-    with StartupDisplay(["m"], console=console, clock=Clock()) as progress:
-        progress.update("m", "failed", note="x" * 100)
-    assert out.getvalue().count("\n") == 1
-
-
-def test_model_that_was_not_named_is_shown_too() -> None:
-    console, out = plain()
-    with StartupDisplay([], console=console, clock=Clock()) as progress:
-        progress.update("late", "staging")
-    assert out.getvalue() == "late: staging (0.0 s)\n"
-
-
 def test_terminal_shows_every_phase_with_its_seconds() -> None:
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
