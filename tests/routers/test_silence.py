@@ -225,11 +225,6 @@ def test_anything_it_says_lifts_it(start, said):
     assert not any(replica.suspended for replica in seen(core).replicas)
 
 
-def test_an_unknown_replicas_word_changes_nothing(start):
-    core = pool(start, "a")
-    assert core.step(Heard("z")) == []
-
-
 def test_one_whose_last_lease_is_given_up_is_probed_with_copies(start):
     core, lease, actions = silent(start, "a", "b")
     core.close(sent(actions)[0], service_s=TAKES_S)
