@@ -121,11 +121,6 @@ def test_what_waits_for_a_place_does_no_work():
     assert counts["reserve"] >= 2
 
 
-def test_size_before_terms_says_what_is_missing():
-    with pytest.raises(ValueError, match="call `adopt` before"):
-        Sizing().size(1.0)
-
-
 @pytest.mark.parametrize("wrong", [0.0, 1e-9])
 def test_reading_of_a_group_that_has_measured_nothing_is_sized(wrong):
     reading = GroupReading("", speed=wrong, batch_s=wrong, batch_p99_s=wrong, batch_scv=wrong)
