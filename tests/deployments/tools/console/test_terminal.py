@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from deployments.contract.description import Classes, Generating, ModelDescription
 from deployments.control.supervisor.ready_message import ready_message, try_line
-from deployments.replica.scheduling import scheduling
-from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec
+from tests.deployments.conftest import described as plainly
 
 IDS = TensorSpec("ids", "INT64", (-1, -1))
 MASK = TensorSpec("mask", "INT64", (-1, -1))
@@ -31,29 +31,9 @@ class Clock:
         return self.now
 
 
-def described(*inputs: TensorSpec, **changes: object) -> ModelDescription:
-    plain: dict[str, object] = {
-        "name": "m",
-        "version": "1",
-        "generation": 0,
-        "platform": "p",
-        "task": "tensors",
-        "inputs": inputs or (IDS,),
-        "outputs": (),
-        "lengths_input": "ids",
-        "lengths_axis": 1,
-        "mask_input": None,
-        "optional_inputs": (),
-        "max_length": 512,
-        "truncate": False,
-        "bucket_edges": (512,),
-        "pads": True,
-        "precision": "fp32",
-        "device": "cpu",
-        "scheduling": scheduling(ModelSettings(runtime="synthetic")),
-        "digest": "",
-    }
-    return ModelDescription(**(plain | changes))  # type: ignore[arg-type]
+def described(*inputs: TensorSpec, **changes: Any) -> ModelDescription:
+    changes = {"name": "m", "max_length": 512, "bucket_edges": (512,), **changes}
+    return plainly(inputs=inputs or (IDS,), **changes)
 
 
 def body_of(line: str) -> tuple[str, dict[str, object]]:
