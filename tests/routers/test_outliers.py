@@ -61,6 +61,19 @@ def test_one_slow_answer_ejects_nobody(start):
     assert pool.ejected() == []
 
 
+def test_the_third_slow_answer_in_a_row_ejects(start):
+    pool = Pool(start, factor=1.0)
+    pool.serve(10)
+    pool.used.clear()
+    pool.factor = 40.0
+    slow = []
+    while not pool.ejected():
+        pool.serve()
+        slow = [lease for lease in pool.used if lease.replica_id == "a"]
+        assert len(slow) <= 3
+    assert len(slow) == 3
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_a_replica_within_the_ratio_stays(start, factor):
     pool = Pool(start, factor=factor)
