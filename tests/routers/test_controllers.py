@@ -29,6 +29,26 @@ def told(controllers, newcomer, now):
     return [ask(each, newcomer, now) for each in controllers.on_arrival]
 
 
+def test_feasibility_enforces_and_the_others_observe_unless_told():
+    modes = {name: state.mode for name, state in states(Controllers(SETTINGS)).items()}
+    assert modes == {
+        "feasibility": "enforce",
+        "best_effort_capacity": "enforce",
+        "codel": "observe",
+        "limit": "observe",
+    }
+
+
+def test_fresh_controllers_hold_nobody_back():
+    values = {name: state.value for name, state in states(Controllers(SETTINGS)).items()}
+    assert values == {
+        "feasibility": 0.0,
+        "best_effort_capacity": 1.0,
+        "codel": 0.0,
+        "limit": 100_000,
+    }
+
+
 def test_every_flow_shows_what_it_is_held_by():
     controllers = Controllers(SETTINGS)
     tracked = came(A, inflight=3, forecast_s=0.1)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from routers.api.actions import Abort, Dispatch, Evict, Reject
-from routers.api.requests import LeaseEnd, Reason
+from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.estimates.turnaround import Turnaround
-from routers.policies.admission.lateness import has_place
+from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
 from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
 from routers.state.request_queue import RequestQueue
+from routers.state.rows import Row, TrackedRequest
 from routers.state.tenant_shares import TenantShare
+from routers.state.timers import Timers
 
 
 def requests_of(*actions):
@@ -284,6 +286,24 @@ def test_request_that_arrives_expired_is_rejected(start, timeout_s, reasons):
 # ---- the parts alone
 
 
+def ticket_at(order, at):
+    tracked = TrackedRequest(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at, 1)
+    tracked.rows = (Row(tracked, 0, 1, order, 1),)
+    return tracked
+
+
+def test_forgotten_timers_are_compacted():
+    timers = Timers()
+    tracked_requests = [ticket_at(order, float(order)) for order in range(1000)]
+    for tracked in tracked_requests:
+        timers.push(tracked.latest_start, tracked)
+    for live in range(999, -1, -1):
+        tracked_requests[live].open = 0
+        timers.trim(live)
+        assert len(timers.heap) <= 2 * live + 32
+    assert timers.heap == []
+
+
 def test_latest_start_leaves_half_of_the_budget():
     turnaround = Turnaround()
     turnaround.keep((32,), 0.0)
@@ -322,8 +342,13 @@ def test_whose_deadline_has_passed_is_refused_where_no_idle_moment_is_to_come(st
     assert (refused.request_id, refused.reason) == (2, Reason.LATE)
 
 
+REQUEST = Request(1, (10,), arrival=0.0, deadline=1.0, expires=5.0)
 DEMOTE = DispatcherSettings((64,), max_late_rows=2)
 REFUSE = DispatcherSettings((64,), max_late_rows=2, late="refuse")
+
+
+def a_ticket(*, late, queued=1):
+    return TrackedRequest(REQUEST, Flow("a", 0), 0.0, 0.75, open=1, queued=queued, late=late)
 
 
 def with_late_rows(count, tenant="a"):
@@ -335,9 +360,45 @@ def with_late_rows(count, tenant="a"):
     return waiting
 
 
+def test_what_is_on_time_is_looked_at_when_it_turns_late():
+    assert next_moment(a_ticket(late=False), 0.5) == 0.75
+
+
+def test_what_is_late_is_looked_at_when_its_deadline_has_come():
+    assert next_moment(a_ticket(late=True), 0.8) == 1.0
+
+
+def test_what_runs_beyond_its_deadline_is_looked_at_when_it_expires():
+    assert next_moment(a_ticket(late=True), 1.0) == 5.0
+
+
+@pytest.mark.parametrize(("now", "over"), [(0.999, False), (1.0, True), (1.001, True)])
+def test_refusing_settings_let_nothing_wait_from_its_deadline_on(now, over):
+    assert is_over(REQUEST, REFUSE, now) is over
+    assert not is_over(REQUEST, DEMOTE, now)
+
+
+@pytest.mark.parametrize(("waiting", "rows", "place"), [(0, 2, True), (1, 1, True), (1, 2, False)])
+def test_late_rows_have_places_up_to_their_bound(waiting, rows, place):
+    assert has_place(rows, Flow("a", 0), with_late_rows(waiting), DEMOTE) is place
+
+
 @pytest.mark.parametrize(("weight", "rows", "place"), [
     (1.0, 1, True), (1.0, 2, False), (1e9, 1, True), (0.5, 1, False),
 ])  # fmt: skip
 def test_late_rows_of_another_tenant_leave_a_share_of_the_places(weight, rows, place):
     others = with_late_rows(2, tenant="b")
     assert has_place(rows, Flow("a", 0, weight), others, DEMOTE) is place
+
+
+def test_one_that_turns_late_is_refused_when_no_place_is_left():
+    assert is_refused(a_ticket(late=False), with_late_rows(2), DEMOTE, 0.8)
+    assert not is_refused(a_ticket(late=False), with_late_rows(1), DEMOTE, 0.8)
+
+
+def test_one_that_is_late_already_keeps_its_place():
+    assert not is_refused(a_ticket(late=True), with_late_rows(2), DEMOTE, 0.8)
+
+
+def test_one_that_only_runs_needs_no_place():
+    assert not is_refused(a_ticket(late=False, queued=0), with_late_rows(2), DEMOTE, 0.8)

@@ -42,6 +42,12 @@ def test_a_straggler_is_copied_to_another_replica(start):
     assert core.now == pytest.approx(0.51, abs=0.001)
 
 
+def test_nothing_is_copied_while_hedging_is_off(start):
+    core = pool(start, "a", "b", mode="off")
+    core.arrive(1)
+    assert sent(core.tick(0.6)) == []
+
+
 def test_a_bucket_that_was_not_measured_enough_is_not_hedged(start):
     core = pool(start, "a", "b", min_samples=9)
     core.arrive(1)
@@ -75,6 +81,18 @@ def test_rows_that_wait_go_before_copies(start):
     core.arrive(3, at=0.515)
     (next_one,) = sent(core.close(other, at=0.52, service_s=0.02))
     assert next_one.rows == ((3, 0),)
+
+
+def test_above_its_utilisation_nothing_is_hedged(start):
+    core = pool(start, "a", "b", max_utilisation=0.01)
+    core.arrive(1)
+    assert sent(core.tick(0.6)) == []
+
+
+def test_without_budget_nothing_is_hedged(start):
+    core = pool(start, "a", "b", budget=0.0)
+    core.arrive(1)
+    assert sent(core.tick(0.6)) == []
 
 
 def test_a_copy_that_could_not_be_back_in_time_is_not_sent(start):

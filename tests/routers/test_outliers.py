@@ -121,6 +121,19 @@ def test_probes_become_rarer_while_it_stays_slow(start):
     assert counts[1] < 0.5 * counts[0]
 
 
+def test_after_a_good_probe_the_next_ones_come_soon_again(start):
+    pool = Pool(start, probe_s=0.02, max_probe_s=100.0)
+    pool.serve(100)
+    pool.used.clear()
+    pool.factor = 1.0
+    while not any(lease.copy_of for lease in pool.used):
+        pool.serve()
+    since = pool.core.now
+    while pool.ejected():
+        pool.serve()
+        assert pool.core.now - since < 0.5
+
+
 def test_a_probe_that_was_lost_is_repeated_later(start):
     pool = Pool(start, probe_s=0.05, max_probe_s=0.05)
     pool.serve(20)

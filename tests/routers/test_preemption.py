@@ -1,5 +1,7 @@
 """More urgent rows take the place of less urgent work that was sent and has not been started."""
 
+import pytest
+
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Opened
 from routers.api.requests import LeaseEnd
@@ -33,6 +35,12 @@ def test_what_was_evicted_goes_next_and_blocks_nobody(start):
     (again,) = sent(core.close(running))
     assert again.rows == staged.rows
     core.close(urgent)
+
+
+@pytest.mark.parametrize("priority", [1, 2])
+def test_only_what_is_less_urgent_is_evicted(start, priority):
+    core, _, _ = full(start, staged=1)
+    assert core.arrive(3, priority=priority) == []
 
 
 def test_only_one_more_than_there_are_slots_is_sent(start):
@@ -112,3 +120,22 @@ def test_nothing_is_stopped_unless_that_is_allowed(start):
     core.streams("s", capacity=100)
     core.arrive(1, 100, priority=2)
     assert core.arrive(2, 40, priority=0) == []
+
+
+@pytest.mark.parametrize(("retryable", "priority"), [(False, 2), (True, 0)])
+def test_what_may_not_run_again_or_is_as_urgent_is_not_stopped(start, retryable, priority):
+    core = start(preempt_streams=True)
+    core.streams("s", capacity=100)
+    core.arrive(1, 100, priority=priority, retryable=retryable)
+    assert core.arrive(2, 40, priority=0) == []
+
+
+def test_nobody_is_stopped_twice(start):
+    core = start(preempt_streams=True)
+    core.streams("s", capacity=100)
+    (bulk,) = sent(core.arrive(1, 100, priority=2))
+    core.arrive(2, 40, priority=0)
+    (urgent,) = sent(core.close(bulk, LeaseEnd.ABORTED))
+    (again,) = sent(core.close(urgent))
+    assert again.rows == bulk.rows
+    assert core.arrive(3, 40, priority=0) == []

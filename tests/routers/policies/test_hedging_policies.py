@@ -115,6 +115,7 @@ def test_the_policy_may_change_while_a_batch_runs_and_what_was_measured_stays(st
             replace(core.dispatcher._requests.settings, policies=PolicyNames(hedging=after))
         )
     )
+    assert type(core.dispatcher._copies.hedging.policy) is type(HEDGINGS[after](SETTINGS))
     assert len(sent(core.tick(0.5 + 2.5 * TAKES_S))) == 1
     core.dispatcher.check()
 
@@ -137,3 +138,8 @@ def test_a_quantile_follows_what_batches_take_and_a_multiple_does_not():
     assert delays == pytest.approx([1.0, 1.95], rel=0.06)
     settings = replace(SETTINGS, multiple=3.0)
     assert [MultipleDelay.of(settings).delay_s(1.0, each) for each in (even, measured())] == [3, 3]
+
+
+def test_a_fixed_delay_stands_for_the_quantile():
+    policy = QuantileDelay.of(replace(SETTINGS, fixed_delay_s=0.03))
+    assert [policy.delay_s(1.0, each) for each in (None, measured())] == [0.03, 0.03]

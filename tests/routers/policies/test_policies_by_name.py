@@ -21,6 +21,7 @@ from routers.api.settings import (
     PolicyNames,
 )
 from routers.core.dispatcher import Dispatcher
+from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.formed_batch import ReplicaCapacity
@@ -134,6 +135,15 @@ def test_a_batch_keeps_the_bounds_in_rows_and_tokens(batching):
         draft = full.lead().draft
         assert 1 <= len(draft.rows) <= SETTINGS.max_size
         assert len(draft.rows) == 1 or len(draft.rows) * draft.longest <= most
+
+
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_a_lane_without_rows_leads_nothing(batching):
+    full = Full(under(batching=batching), rows=1)
+    lane = full.requests.waiting.on_time[0]
+    full.requests.cancel(0, [])
+    capacity = ReplicaCapacity("r", full.requests.groups.reference)
+    assert full.requests.batching.lead(full.requests.view, lane, capacity, 0.0) is None
 
 
 # ---- order
@@ -387,6 +397,30 @@ def newcomers(settings: DispatcherSettings):
     tracked = full.requests.arrivals.track(request, 0.0)
     full.core.step(Replicas((Replica("r", 1.0),)), 0.0)
     return full, full.requests.admission._ahead.found_by(tracked, 0.0)
+
+
+@pytest.mark.parametrize("name", ADMISSIONS)
+def test_asking_a_controller_changes_no_answer_and_nothing_else(name):
+    full, newcomer = newcomers(in_mode(Mode.ENFORCE, (name,)))
+    before = full.digest()
+
+    def asked(each):
+        if isinstance(each, OnArrival):
+            yield each.judge(newcomer, 0.0)
+        if isinstance(each, OnceLate):
+            yield each.refuses(LateWork(1.0, 1.0, 1.0, True), 0.0)
+        if isinstance(each, AtTurn):
+            flow = newcomer.tracked.flow.key
+            yield each.look(each.seen(flow), newcomer.tracked, 9.0, 0.0)
+
+    (controller,) = full.requests.controllers._by_name.values()
+    first = list(asked(controller))
+    assert len(first) == 1, "it answers at one moment"
+    for _ in range(5):
+        assert list(asked(controller)) == first
+    assert full.digest() == before
+    assert newcomer.tracked.forecast_s is None
+    assert not newcomer.tracked.late
 
 
 def test_without_controllers_only_bounds_refuse():

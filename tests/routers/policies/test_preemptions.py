@@ -13,6 +13,7 @@ from routers.api.events import Reconfigure
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, PolicyNames
 from routers.core.dispatcher import Dispatcher
+from routers.policies.preemption.types import PreemptionView
 from routers.policies.registry import PREEMPTIONS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 
@@ -138,6 +139,8 @@ def test_no_stream_is_stopped_for_what_is_not_more_urgent(start, name, urgent):
 def test_what_may_run_once_is_offered_to_no_policy(start, name):
     core, _ = streaming(start, name, 2, 1, retryable=False)
     assert aborted(core.arrive(9, 40, priority=0)) == []
+    view = core.dispatcher._assignment.sent
+    assert [view.last_begun(priority) for priority in (0, 1, 2)] == [None, None, None]
 
 
 @pytest.mark.parametrize("name", TAKING)
@@ -151,6 +154,26 @@ def test_one_that_was_stopped_before_is_not_stopped_again(start, name):
 
 
 # ---- all of it
+
+
+@pytest.mark.parametrize("name", PREEMPTIONS)
+def test_asking_changes_no_answer_and_nothing_else(start, name):
+    for core in (full(start, name, 2, 2), streaming(start, name, 2, 1)[0]):
+        before = core.dispatcher.snapshot(core.now)
+        first = [asked(core, urgent) for urgent in (0, 1, 2)]
+        for _ in range(3):
+            assert [asked(core, urgent) for urgent in (0, 1, 2)] == first
+        assert any(answer != (None, None) for answer in first) is (name != "none")
+        assert core.dispatcher.snapshot(core.now) == before
+
+
+@pytest.mark.parametrize("name", PREEMPTIONS)
+def test_of_nothing_sent_nothing_is_taken(start, name):
+    core = start(policies=PolicyNames(preemption=name))
+    view = core.dispatcher._assignment.sent
+    assert isinstance(view, PreemptionView)
+    assert asked(core, 0) == (None, None)
+    assert view.last_begun(2) is None
 
 
 def traffic(seed: int, count: int = 300):
