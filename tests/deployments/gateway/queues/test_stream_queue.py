@@ -315,3 +315,13 @@ async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
         await until(lambda: b.engines.running == most)
         for each in pending:
             b.queue.cancel(each)
+
+
+async def test_the_engines_own_account_is_kept(description: Describe) -> None:
+    async with bench(description) as b:
+        b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)
+        pending = b.submit()
+        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        await read(pending)
+        assert b.queue.loads["r0"].preemptions == 2
+        assert b.queue.duty == {"r0": 0.25}
