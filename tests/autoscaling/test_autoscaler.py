@@ -175,24 +175,6 @@ def test_refused_demand_is_not_learnt_as_what_there_is():
     assert cluster.last().groups[0].wanted == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("busy", [1.0, 5.0, 20.0])
-def test_flat_noisy_load_changes_at_most_once_an_hour(busy):
-    cluster = FakeCluster(model(most=60), hot=round(busy) + 2)
-    cluster.run(1800, busy)
-    cluster.changes.clear()
-    cluster.run(2 * 3600, busy)
-    assert len(cluster.changes) <= 2
-
-
-@pytest.mark.slow
-def test_sawtooth_at_the_worst_period_is_bounded():
-    cluster = FakeCluster(model(), hot=6)
-    cluster.run(2 * 3600, lambda t: 5.0 if t % 1260 < 600 else 1.0)
-    assert cluster.reversals() <= 12
-    assert len(cluster.changes) <= 60
-
-
 def test_every_decision_has_a_sentence_with_numbers():
     cluster = FakeCluster(model(), hot=3)
     cluster.run(600, 2.0)
@@ -331,16 +313,6 @@ def test_state_of_a_model_that_is_listed_later_is_kept_until_then():
     core.load(state, 5.0)
     core.reconfigure(cluster.settings, 6.0)
     assert core.save(6.0)["models"]["m"]["starts"]["seconds"] == {"cold": [17.0]}
-
-
-def test_pins_survive_a_restart():
-    cluster = FakeCluster(model())
-    cluster.core.pin("m", "", 5, cluster.now)
-    core = Autoscaler(cluster.settings, 0.0)
-    core.load(cluster.core.save(cluster.now), 0.0)
-    core.record_replicas("m", (GroupReading("", 2, 2),), 0.0)
-    decision = core.decide(0.0).models["m"]
-    assert (decision.reason, of_group(decision).target) == (Reason.MANUAL, 5)
 
 
 def test_readings_of_models_that_are_not_listed_are_left_out():

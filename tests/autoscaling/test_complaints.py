@@ -76,15 +76,6 @@ def test_nothing_goes_while_a_replica_starts():
     assert cluster.group().hot == hot
 
 
-def test_idle_model_that_may_sleep_reaches_zero():
-    """ray#59076: an idle application never reached zero."""
-    cluster = FakeCluster(model(least=0, idle_s=300.0), hot=3)
-    cluster.run(120, 1.0)
-    cluster.run(330, 0.0)
-    assert cluster.target() == 0
-    assert cluster.last().reason is Reason.ASLEEP
-
-
 def test_what_was_learnt_survives_new_settings_and_a_restart():
     """ray#58999, ray#62482: a policy's state was lost with every apply and restart."""
     cluster = FakeCluster(model(), hot=6)
@@ -124,16 +115,6 @@ def test_lost_metrics_hold_and_are_not_zero():
 
 
 @pytest.mark.slow
-def test_steady_load_changes_nothing_however_often_it_is_looked_at():
-    """llm-d-autoscaling#380: one more replica every loop without more load."""
-    cluster = FakeCluster(model(), hot=7)
-    cluster.run(900, 4.0)
-    cluster.changes.clear()
-    cluster.run(3 * 3600, 4.0)
-    assert len(cluster.changes) <= 3
-
-
-@pytest.mark.slow
 def test_steady_load_of_seven_tenths_on_two_stays_on_two():
     """dynamo#9294: 2, 1, 2, 1 … because one alone looked sufficient."""
     cluster = FakeCluster(model(), hot=2, request_s=0.02)
@@ -159,27 +140,6 @@ def test_unschedulable_replica_freezes_nothing():
     cluster.run(1200, 0.5)
     assert not cluster.group().unplaced
     assert cluster.target() <= 2
-
-
-def test_count_set_by_hand_wins_and_says_so():
-    """dynamo#4420: two writers of one number."""
-    cluster = FakeCluster(model(), hot=2)
-    cluster.run(60, 4.0)
-    cluster.core.pin("m", "", 9, cluster.now)
-    cluster.run(600, 0.2)
-    assert cluster.target() == 9
-    assert cluster.last().reason is Reason.MANUAL
-    assert "by hand" in cluster.last().text
-    cluster.core.pin("m", "", None, cluster.now)
-    cluster.run(3600, 0.2)
-    assert cluster.target() < 9
-
-
-def test_zero_demand_that_is_told_goes_down_to_the_minimum():
-    """aibrix#593: no load was taken for no data, and nothing went down."""
-    cluster = FakeCluster(model(down_window_s=60.0), hot=8)
-    cluster.run(1800, 0.0)
-    assert cluster.target() == 1
 
 
 def test_fifty_models_are_decided_in_a_fraction_of_a_tick():

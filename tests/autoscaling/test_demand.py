@@ -159,13 +159,6 @@ def test_work_in_lumps_scatters():
     assert demand.dispersion_s(99.0) > 2.0
 
 
-def test_history_is_bounded():
-    demand = Demand()
-    tell(demand, "a", 2.0, 0.0, 2_000.0, every_s=0.1)
-    counters = demand._gateways["a"]
-    assert len(counters._times) < 700
-
-
 # -- just now
 
 

@@ -38,33 +38,9 @@ def test_fixed_number_is_said_and_nothing_else_is():
     assert "has 1 replica." in said(GroupTerms("", 1, 9), mode=Mode.OFF)
 
 
-def test_reserve_is_said():
-    text = said(GroupTerms("gpu", 1, 2), GroupTerms("cpu", 0, 4, reserve=True))
-    assert "Group cpu has 0 to 4 replicas, used when the other groups" in text
-
-
 def test_sleep_is_said_where_every_minimum_is_zero():
     assert "After 2 min without a request" in said(GroupTerms("", 0, 2), idle_s=120.0)
     assert "without a request" not in said(GroupTerms("", 1, 2))
-
-
-def test_bursts_that_come_back_are_said_where_demand_is_forecast():
-    assert "same time of the last hours or days" in said(GroupTerms("", 1, 2))
-    assert "same time" not in said(GroupTerms("", 1, 2), forecast=False)
-
-
-def test_what_is_off_is_said():
-    text = said(GroupTerms("", 1, 2), forecast=False, instant=False, mode=Mode.OBSERVE)
-    assert "not forecast" in text
-    assert "not answered before" in text
-    assert "not done" in text
-
-
-def test_loss_and_spares_are_said():
-    text = said(GroupTerms("", 1, 9), survive=1, spare=2)
-    assert "with 1 of them lost" in text
-    assert "2 more stay hot" in text
-    assert "1 more stays hot" in said(GroupTerms("", 1, 9), spare=1)
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)

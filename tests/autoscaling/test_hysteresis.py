@@ -131,10 +131,3 @@ def test_saved_window_still_holds():
     other.load(json.loads(json.dumps(own.save(1_000.0))), 50.0)
     assert other.down(8, wants(3), TERMS, 100.0) == 8
     assert own.down(8, wants(3), TERMS, 1_050.0) == 8
-
-
-def test_window_is_kept_in_few_values():
-    own = Hysteresis(0.0)
-    for second in range(5_000):
-        own.record(wants(5 + second % 3), TERMS, float(second))
-    assert len(own._plans) <= 3

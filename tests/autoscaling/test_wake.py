@@ -1,7 +1,7 @@
 """What wakes a model that sleeps, with how many, and what does not."""
 
-from autoscaling.settings import GroupTerms, ModelTerms, PolicySettings, ScalingSettings
-from autoscaling.types import DemandReading, GroupReading, Reason
+from autoscaling.settings import GroupTerms, ModelTerms, PolicySettings
+from autoscaling.types import DemandReading, Reason
 from tests.autoscaling.fake_cluster import FakeCluster, of_group
 
 
@@ -100,16 +100,6 @@ def test_model_with_a_minimum_never_sleeps():
     cluster = FakeCluster(sleeper(*groups, down_window_s=20.0), hot=1)
     cluster.run(1200, 0.0)
     assert cluster.target(group="b") == 1
-
-
-def test_model_of_which_nothing_is_known_needs_a_first_replica_without_demand():
-    settings = ScalingSettings({"m": sleeper()})
-    cluster = FakeCluster(settings=settings, hot=0)
-    cluster.silent.add("gateway-1")
-    cluster.core.set_described("m", False)
-    cluster.core.record_replicas("m", (GroupReading("", 0),), cluster.now)
-    decision = cluster.core.decide(cluster.now).models["m"]
-    assert (decision.reason, of_group(decision).target) == (Reason.FIRST, 1)
 
 
 def test_urgent_work_at_a_gateway_that_is_new_wakes():

@@ -14,12 +14,8 @@ from loadtests.benches.server import (
     Launch,
     ServerTrouble,
     Usage,
-    changed,
     cpu_between,
-    example,
     launched,
-    memory_by_role,
-    on_free_ports,
     role_of,
 )
 from loadtests.client.player import PlayedRequest
@@ -63,11 +59,6 @@ def test_cpu_is_shared_out_by_role_and_counts_new_processes_whole():
     assert cpu_between(before, after) == {"a": 0.5, "b": 0.25}
 
 
-def test_memory_is_summed_by_role():
-    usages = [Usage(1, "a", 0, 10, 4), Usage(2, "a", 0, 20, 5), Usage(3, "b", 0, 1, 1)]
-    assert memory_by_role(usages) == {"a": (2, 30, 9), "b": (1, 1, 1)}
-
-
 def test_histogram_means_are_of_what_came_between_two_pages():
     before = metrics_page.parse(PAGE % (10, 10, "1.0"))
     after = metrics_page.parse(PAGE % (30, 30, "1.4"))
@@ -80,19 +71,6 @@ def test_gauges_are_summed_over_their_labels():
     samples = metrics_page.parse(PAGE % (1, 1, "1"))
     assert metrics_page.total(samples, "headrace_queue_rows") == 7
     assert metrics_page.by_label(samples, "headrace_queue_rows", "model") == {"m": 3, "n": 4}
-
-
-def test_settings_are_changed_in_a_copy_by_path():
-    settings = {"models": {"m": {"a": 1}}}
-    new = changed(settings, {"models.m.slo.latency_ms": 5, "gateway.port": 1})
-    assert new == {"models": {"m": {"a": 1, "slo": {"latency_ms": 5}}}, "gateway": {"port": 1}}
-    assert settings == {"models": {"m": {"a": 1}}}
-
-
-def test_every_port_of_a_server_under_test_is_its_own():
-    gateway = on_free_ports(example("device"))["gateway"]
-    ports = [value for name, value in gateway.items() if name.endswith("port")]
-    assert len(set(ports)) == len(ports) == 4
 
 
 def test_binary_body_says_where_its_json_ends():

@@ -109,12 +109,6 @@ def test_overhead_compares_systems_by_clients_and_shows_where_time_goes(server, 
     }
 
 
-def test_overhead_keeps_the_command_line_that_commits_are_compared_with():
-    line = "--systems headrace --clients 1 32 128 --seconds 4 --warmup 2 --repeats 1"
-    options = overhead.BENCH.parser().parse_args(line.split())
-    assert (options.systems, options.clients, options.repeats) == (["headrace"], [1, 32, 128], 1)
-
-
 def test_what_http_leaves_of_a_loop_is_judged(server, monkeypatch):
     loop = {"tokens_per_s": 40_000.0, "rows_per_s": 500.0}
     monkeypatch.setattr(ragged_embeddings, "headrace", lambda *_, **__: nullcontext(server()))

@@ -17,7 +17,7 @@ from loadtests.benches import changing_model, memory_growth, process_faults
 from loadtests.benches.changing_model import BAD, GOOD, MODEL, MadeChange, change, kind_of, version
 from loadtests.benches.endurance import BENCH, notes, record, tables, thresholds, wrong_errors
 from loadtests.benches.endurance_callers import StreamCallers, why_not, why_not_streamed
-from loadtests.benches.endurance_run import ALL, STREAMS, STRUCK, Endured
+from loadtests.benches.endurance_run import ALL, STRUCK, Endured
 from loadtests.benches.memory_growth import LEVELS, ServerSample, lived, whole
 from loadtests.benches.process_faults import Injected, ProcessFault, Struck, schedule
 from loadtests.benches.request_log import (
@@ -111,14 +111,6 @@ def test_every_process_meets_every_signal_in_an_order_that_the_seed_decides():
 )
 def test_processes_are_told_by_their_titles(title, name):
     assert [each.name for each in STRUCK if each.is_it(title)] == ([name] if name else [])
-
-
-def test_streams_alone_may_be_lost_with_a_gateway_or_their_replica():
-    allowed = {each.name: each.ends for each in STRUCK if each.ends}
-    assert allowed == {
-        "a gateway": STREAMS, "a replica that streams": STREAMS,
-        "HAProxy": ALL, "HAProxy's manager": ALL,
-    }  # fmt: skip
 
 
 def test_what_is_to_end_is_not_there_in_its_own_place(monkeypatch):

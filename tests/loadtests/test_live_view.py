@@ -39,10 +39,6 @@ def test_processes_add_up_by_tenant_with_what_was_not_answered():
     assert "20 of 70 s" in said
 
 
-def test_warm_up_is_said_to_be_one():
-    assert "warm-up" in drawn(Glimpse(5.0, {"chat": TenantLengthStats()}))
-
-
 def test_nothing_is_drawn_where_there_is_no_terminal():
     console = Console(file=io.StringIO(), force_terminal=False)
     with LiveView("ragged", 0.0, 1.0, console) as view:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.report.figures import MAX_SERIES, MAX_SPANS, binned, curve, figures, spans
+from loadtests.report.figures import MAX_SERIES, MAX_SPANS, curve, figures, spans
 from loadtests.report.html import html, write
-from loadtests.report.plots import thinned
 from loadtests.report.scale import MAX_TICKS, Scale, linear, logarithmic
-from loadtests.report.table import aligned, lines, share
+from loadtests.report.table import lines
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Client, Record, Second, TenantLengthStats
-from loadtests.results.report_table import Table
 
 RUDE = "<script>alert(1)</script>\"'&|\n"
 _VOID = {"meta"}
@@ -95,13 +93,6 @@ def test_a_run_that_does_not_count_says_so_first(make_record) -> None:
     assert 'class="notice bad">This run does not count' in html(record)
 
 
-def test_broken_promises_are_named(make_record) -> None:
-    record = make_record(checks=[("p95 at most 100 ms", "120 ms", False), ("all", "all", True)])
-    assert "Broken: p95 at most 100 ms." in parsed(html(record)).text
-    record = make_record(checks=[("all", "all", True)], client=Client(behind="late"))
-    assert "kept (1), but in a run that does not count." in parsed(html(record)).text
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -138,22 +129,6 @@ def test_only_so_many_tenants_are_drawn_and_all_are_listed(make_record) -> None:
     assert "t3 " in "\n".join(lines(record))
 
 
-def test_a_share_is_never_rounded_up_to_all() -> None:
-    assert share(TenantLengthStats(offered=100_000, in_slo=99_999)) == "99.99 %"
-    assert share(TenantLengthStats(offered=2, in_slo=2)) == "100 %"
-    assert share(TenantLengthStats()) == "–"
-
-
-def test_names_do_not_break_columns() -> None:
-    table = Table("", ("tenant", "offered"), (("a|b\nc", 1), ("d", 20_000)))
-    assert aligned(table) == [
-        "| tenant | offered |",
-        "| ------ | ------: |",
-        "| a\\|b c |       1 |",
-        "| d      |  20,000 |",
-    ]
-
-
 def test_long_runs_are_drawn_by_their_worst_seconds() -> None:
     time_series = [Second(offered=at, under_way=at, p99_ms=float(at)) for at in range(1000)]
     found = spans(time_series)
@@ -174,25 +149,3 @@ def test_ticks_are_few_and_on_the_axis(scale: Scale) -> None:
     assert 2 <= len(ticks) <= MAX_TICKS + 1
     assert ticks == sorted(ticks)
     assert all(-1e-6 <= scale.at(tick) <= 1 + 1e-6 for tick in ticks)
-
-
-def test_what_lies_outside_is_drawn_on_the_edge() -> None:
-    assert Scale(1.0, 100.0, log=True).at(0.0) == 0.0
-    assert Scale(1.0, 100.0, log=True).at(10.0) == pytest.approx(0.5)
-    assert Scale(0.0, 10.0).at(11.0) == 1.0
-
-
-def test_thinning_keeps_both_ends() -> None:
-    points = [(at / 10, 0.0) for at in range(101)]
-    kept = thinned(points)
-    assert kept[0] == points[0]
-    assert kept[-1] == points[-1]
-    assert len(kept) < 20
-    assert thinned(points[:2]) == points[:2]
-
-
-def test_sizes_are_joined_when_there_are_many() -> None:
-    assert binned({1: 2, 3: 5}) == {"1": 2, "2": 0, "3": 5}
-    wide = binned(dict.fromkeys(range(1, 257), 1))
-    assert next(iter(wide)) == "1–7"
-    assert sum(wide.values()) == 256

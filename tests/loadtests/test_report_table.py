@@ -8,11 +8,9 @@ from loadtests.results.report_table import (
     Table,
     at_least,
     at_most,
-    markdown,
     median_of,
     number,
     publish,
-    ratio,
     read,
     spread_of,
     write,
@@ -43,17 +41,6 @@ def test_number_is_short_and_readable(value, text):
     assert number(value) == text
 
 
-def test_table_aligns_numbers_and_keeps_its_caption():
-    assert markdown(TABLE).splitlines() == [
-        "Speed",
-        "",
-        "| system | req/s |",
-        "| --- | ---: |",
-        "| a | 1,234 |",
-        "| b | – |",
-    ]
-
-
 @pytest.mark.parametrize(
     ("values", "median", "spread"),
     [([], "–", "–"), ([3.0], "3.00", "3.00–3.00"), ([1.0, 9.0, 2.0], "2.00", "1.00–9.00")],
@@ -61,11 +48,6 @@ def test_table_aligns_numbers_and_keeps_its_caption():
 def test_repeats_give_their_median_and_spread(values, median, spread):
     assert number(median_of(values, float)) == median
     assert spread_of(values, float) == spread
-
-
-def test_ratio_to_nothing_is_no_number():
-    assert ratio(3, 2) == 1.5
-    assert number(ratio(3, 0)) == "–"
 
 
 @pytest.mark.parametrize(("measured", "held"), [(11.99, False), (12.0, True), (12.01, True)])
@@ -97,10 +79,6 @@ def test_published_report_is_stamped_and_fails_with_a_broken_promise(tmp_path, m
 def test_page_has_a_section_for_each_report_in_the_fixed_order():
     page = updated("", [report("policies"), report("overload"), report("zebra")])
     assert list(sections_of(page)) == ["overload", "policies", "zebra"]
-
-
-def test_page_without_reports_has_no_section():
-    assert sections_of(updated("", [])) == {}
 
 
 def test_figure_without_a_new_report_keeps_its_section():

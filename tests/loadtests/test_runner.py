@@ -43,10 +43,6 @@ def test_runs_are_told_apart_by_side_and_case():
     assert math.isnan(RUNS.of("nobody").median(rate))
 
 
-def test_a_value_may_be_the_path_of_an_attribute():
-    assert Runs([BenchRun("a", 3 + 4j)]).median("real") == 3.0
-
-
 def test_sides_take_turns_and_none_is_always_the_first():
     assert list(in_turn("abc", 3)) == [
         *((0, side) for side in "abc"), *((1, side) for side in "cba"),

@@ -1,16 +1,14 @@
 """Do rounds become the right figures, intervals and promises?"""
 
 from math import inf
-from xml.etree import ElementTree
 
 import pytest
 
 from loadtests.benches.compare import __main__ as comparison
 from loadtests.benches.compare import rounds as keeping
 from loadtests.benches.compare.rounds import LONG, LoadTrial, Round, mix, noisy, search_of, trial_of
-from loadtests.benches.compare.shares import cost_ms, water_filled
 from loadtests.benches.compare.systems import WORKS
-from loadtests.benches.compare.tables import PERFECT, interval, kept_shares, points_of, rounds_of
+from loadtests.benches.compare.tables import interval, kept_shares, points_of, rounds_of
 from loadtests.benches.played import Played
 from loadtests.benches.runner import BenchRun, Runs
 from loadtests.benches.server import ServerTrouble
@@ -18,7 +16,6 @@ from loadtests.client.player import PlayedRequest
 from loadtests.traffic.plan import Planned
 
 DEVICE = WORKS["device"]
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def played(length, latency_s, status=200, late_s=0.0):
@@ -87,19 +84,6 @@ def test_later_searches_look_around_the_peak_so_far():
     assert asked.low < 210 < asked.high
 
 
-def test_a_row_costs_its_part_of_a_full_batch():
-    assert cost_ms(100) == pytest.approx(5 / 32 + 0.2 + 0.8)
-
-
-def test_water_is_filled_up_to_what_is_wanted():
-    assert water_filled({"a": 0.1, "b": 0.6, "c": 0.9}, 1.0) == {
-        "a": 0.1,
-        "b": pytest.approx(0.45),
-        "c": pytest.approx(0.45),
-    }
-    assert water_filled({"a": 0.1}, 1.0) == {"a": 0.1}
-
-
 def test_starved_long_rows_show_in_their_part():
     by_length = {"32": (100, 100), "128": (100, 100), "512": (100, 0)}
     starved = LoadTrial(100.0, 10.0, 300, 200, 1.0, 1.0, by_length, {}, 0.0, 0.0)
@@ -128,16 +112,6 @@ def test_a_line_goes_through_all_that_was_tried_and_rates_alike_are_one_point():
     assert [round(x) for x, _ in points] == [100, 351, 702, 1053, 1404, 2106]
     assert points[2][1] == pytest.approx(702)
     assert points[-1][1] == pytest.approx(702, rel=0.01)
-
-
-def test_the_picture_is_one_file_that_names_every_system():
-    rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 300.0)]
-    (found,) = report(rounds).pictures
-    root = ElementTree.fromstring(found.svg)
-    names = [each.text for each in root.iter(f"{SVG}text") if each.get("class") == "name"]
-    assert names[1:] == ["headrace", "litserve", PERFECT]
-    assert len(list(root.iter(f"{SVG}polyline"))) == 3
-    assert "href" not in found.svg
 
 
 def test_all_are_also_compared_at_the_same_rate():

@@ -55,11 +55,6 @@ def test_latest_start_leaves_time_for_the_longest_row():
     assert long.latest_start < short.latest_start < 1.0
 
 
-@pytest.mark.parametrize(("asked", "given"), [(-1, 0), (0, 0), (2, 2), (3, 2), (9, 2)])
-def test_priorities_beyond_the_last_count_as_the_last(asked, given):
-    assert arrivals().track(a_request(10, priority=asked), 0.0).flow.priority == given
-
-
 def test_packed_rows_are_priced_by_their_own_length():
     padded, packed = arrivals(), arrivals(pads=False)
     whole = admitted(packed, 64).rows[0].cost_s
@@ -73,11 +68,6 @@ def test_request_is_priced_as_its_rows_are(lengths, pads):
     tracked = admitted(arrivals(pads=pads), *lengths)
     assert tracked.cost_s == pytest.approx(sum(row.cost_s for row in tracked.rows))
     assert tracked.edge == tracked.rows[0].edge
-
-
-def test_rows_of_a_suspected_request_travel_alone():
-    (row,) = admitted(arrivals(), 10, suspect=True).rows
-    assert row.isolated
 
 
 def test_gap_is_known_from_the_second_arrival_on():
@@ -97,11 +87,3 @@ def test_edges_follow_the_lengths_that_come():
     comes.follow((10,), 1.0)
     assert 10 in comes._waiting.edges
     assert comes._waiting.edges[-1] == 64
-
-
-def test_lengths_that_never_fit_move_no_edges():
-    comes = arrivals(buckets=FOLLOWS, policies=PolicyNames(edges="padding"))
-    comes._groups.capacity = 1.0
-    comes.follow((65,) * 1200, 0.0)
-    comes.follow((65,), 1.0)
-    assert comes._waiting.edges == EDGES

@@ -5,7 +5,7 @@ import pytest
 from routers.api.actions import Dispatch, WakeAt
 from routers.api.events import Arrive, Closed, Opened, Reconfigure, Tick
 from routers.api.requests import LeaseEnd, Report, Request
-from routers.api.settings import DispatcherSettings
+from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
 
 
 def requests_of(*actions):
@@ -209,6 +209,24 @@ def test_row_without_length_is_served(start):
     core = start()
     core.arrive(1, 0)
     assert core.replicas("a")[0].rows == ((1, 0),)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(-1, 0), (0, 0), (2, 2), (3, 2), (9, 2)])
+def test_priorities_beyond_the_last_count_as_the_last(start, asked, given):
+    core = start()
+    core.arrive(1, priority=asked)
+    assert [flow.priority for flow in core.dispatcher.snapshot(0.0).flows] == [given]
+
+
+def test_lengths_that_never_fit_move_no_edges(start):
+    core = start(
+        bucket_edges=(16, 64), buckets=BucketSettings(adaptive=True, solve_every_s=1.0),
+        policies=PolicyNames(edges="padding"), initial_cost_s=0.01,
+    )  # fmt: skip
+    core.replicas("a")
+    for request_id, length in enumerate([65] * 600 + [60] * 2):
+        core.arrive(request_id, length, at=request_id / 300)
+    assert core.dispatcher.snapshot(2.0).edges == (16, 64)
 
 
 # ---- which replica

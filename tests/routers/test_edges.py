@@ -205,10 +205,6 @@ def test_few_rows_change_nothing(rows, acts):
     assert (solver(rows=rows).solve((512,), cost, 60.0) is not None) is acts
 
 
-def test_costs_that_do_not_grow_with_length_change_nothing():
-    assert solver().solve((512,), lambda rows, width: 0.01, 60.0) is None
-
-
 def test_no_server_changes_nothing():
     assert solver().solve((512,), cost, 60.0, servers=0.0) is None
 

@@ -298,4 +298,3 @@ def test_batch_of_two_flows_counts_for_each_and_for_their_priority_once():
         apart.served([(*flow, seconds)], 1.0, late=True)
     for feasibility in (together, apart):
         assert [flow.given for flow in feasibility.flows(1.0)] == pytest.approx([0.6, 0.2])
-        assert feasibility._given_above(1, 1.0) == pytest.approx(0.8)

@@ -62,7 +62,6 @@ def test_a_model_without_groups_has_one_whose_capacity_is_its_replicas(start):
     core.replicas("a", "b", "c")
     (group,) = core.dispatcher.snapshot(0.0).groups
     assert (group.name, group.running, group.healthy, group.speed) == ("", 3, 3, 1.0)
-    assert core.dispatcher._groups.capacity == 3
 
 
 def test_answers_of_one_group_teach_the_other_nothing(two):
@@ -192,7 +191,7 @@ def test_a_row_that_only_the_fast_group_can_answer_in_time_is_left_to_it(two):
         core.arrive(request, slo_s=5.0)
     (lease,) = sent(core.step(listed(fast_1=1, slow_1=1)))
     assert [request for request, _ in lease.rows][:2] == [2, 3]
-    assert not core.dispatcher._requests.live[1].late
+    assert core.dispatcher.snapshot(core.now).late_rows == 0
 
 
 def test_a_row_that_no_group_can_answer_in_time_is_late(two):
@@ -203,7 +202,7 @@ def test_a_row_that_no_group_can_answer_in_time_is_late(two):
     for request in range(2, 300):
         core.arrive(request, slo_s=5.0)
     core.step(listed(fast_1=1, slow_1=1))
-    assert core.dispatcher._requests.live[1].late
+    assert core.dispatcher.snapshot(core.now).late_rows == 1
 
 
 def test_a_row_that_was_lost_goes_to_the_other_group(two):
@@ -330,7 +329,8 @@ def test_a_prompt_too_large_for_one_groups_cache_saves_no_room_there(engines):
     (large,) = sent(core.generate(2, 400, 100))
     assert large.replica_id == "slow_1"
     assert not sent(core.generate(3, 500, 100))
-    assert core.dispatcher._replicas.by_id["fast_1"].saves_for is None
+    (beside,) = sent(core.generate(4, 20, 5))
+    assert beside.replica_id == "fast_1"
 
 
 def test_engines_of_a_reserve_wait_until_the_others_are_full_for_long(engines):

@@ -138,13 +138,6 @@ def test_row_lost_twice_is_evicted(start):
     assert core.close(again, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
 
 
-def test_lost_row_that_may_not_be_retried_is_evicted(start):
-    core = start()
-    core.replicas("a", "b")
-    (lease,) = core.arrive(1, retryable=False)
-    assert core.close(lease, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
-
-
 def test_request_with_one_row_lost_for_good_leaves_whole(start):
     core = start(max_size=1)
     core.replicas("a")

@@ -61,6 +61,19 @@ def test_one_slow_answer_ejects_nobody(start):
     assert pool.ejected() == []
 
 
+def test_the_third_slow_answer_in_a_row_ejects(start):
+    pool = Pool(start, factor=1.0)
+    pool.serve(10)
+    pool.used.clear()
+    pool.factor = 40.0
+    slow = []
+    while not pool.ejected():
+        pool.serve()
+        slow = [lease for lease in pool.used if lease.replica_id == "a"]
+        assert len(slow) <= 3
+    assert len(slow) == 3
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_a_replica_within_the_ratio_stays(start, factor):
     pool = Pool(start, factor=factor)
@@ -106,6 +119,19 @@ def test_probes_become_rarer_while_it_stays_slow(start):
         pool.serve(300)
     counts = [pool.core.dispatcher.snapshot(pool.core.now).probes for pool in (often, seldom)]
     assert counts[1] < 0.5 * counts[0]
+
+
+def test_after_a_good_probe_the_next_ones_come_soon_again(start):
+    pool = Pool(start, probe_s=0.02, max_probe_s=100.0)
+    pool.serve(100)
+    pool.used.clear()
+    pool.factor = 1.0
+    while not any(lease.copy_of for lease in pool.used):
+        pool.serve()
+    since = pool.core.now
+    while pool.ejected():
+        pool.serve()
+        assert pool.core.now - since < 0.5
 
 
 def test_a_probe_that_was_lost_is_repeated_later(start):

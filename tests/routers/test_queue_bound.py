@@ -112,7 +112,7 @@ def test_the_cost_of_a_generation_is_the_mean_of_those_answered_lately(start):
 @pytest.mark.parametrize("missing", [{"answers": 0}, {"tokens_per_s": None}])
 def test_until_speed_and_costs_are_known_the_settings_bound_generations(start, missing):
     driver = generating(start, 600.0, **missing)
-    assert bound(driver) == driver.dispatcher._requests.settings.max_queue_rows == 2048
+    assert bound(driver) == 2048
 
 
 def test_a_number_in_the_settings_bounds_generations(start):

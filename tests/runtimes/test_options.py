@@ -37,47 +37,38 @@ class Nothing:
     pass
 
 
-def test_nothing_given_leaves_the_defaults():
-    assert parse(Options, {}) == Options()
-
-
-def test_every_known_type_is_taken():
-    given = {"streams": 2, "timeout_s": 1.5, "pooling": "cls", "device": "CPU", "normalize": False}
-    assert parse(Options, given) == Options(2, 1.5, "cls", "CPU", False)
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, Options()),
+        (
+            {"streams": 2, "timeout_s": 1.5, "pooling": "cls", "device": "CPU", "normalize": False},
+            Options(2, 1.5, "cls", "CPU", False),
+        ),
+        ({"device": None, "sizes": [1, 2]}, Options(device=None, sizes=(1, 2))),
+    ],
+)
+def test_every_known_type_is_taken(given, taken):
+    assert parse(Options, given) == taken
 
 
 def test_whole_number_serves_as_a_number():
-    parsed = parse(Options, {"timeout_s": 2})
-    assert parsed.timeout_s == 2.0
-    assert isinstance(parsed.timeout_s, float)
+    assert isinstance(parse(Options, {"timeout_s": 2}).timeout_s, float)
 
 
-def test_list_serves_as_a_tuple():
-    assert parse(Options, {"sizes": [1, 2]}).sizes == (1, 2)
-
-
-def test_nothing_is_accepted_where_it_may_be_left_out():
-    assert parse(Options, {"device": None}).device is None
-
-
-def test_unknown_option_is_named_with_the_close_one():
-    with pytest.raises(LoadError, match="unknown option 'stream', did you mean 'streams'"):
-        parse(Options, {"stream": 2})
-
-
-def test_unlike_option_gets_the_list_of_known_ones():
-    with pytest.raises(LoadError, match="known are streams, timeout_s"):
-        parse(Options, {"qqq": 2})
-
-
-def test_backend_without_options_says_so():
-    with pytest.raises(LoadError, match="there are none"):
-        parse(Nothing, {"x": 1})
-
-
-def test_missing_option_is_named():
-    with pytest.raises(LoadError, match="'path' is missing"):
-        parse(Required, {})
+@pytest.mark.parametrize(
+    ("options", "given", "said"),
+    [
+        (Options, {"stream": 2}, "unknown option 'stream', did you mean 'streams'"),
+        (Options, {"qqq": 2}, "known are streams, timeout_s"),
+        (Nothing, {"x": 1}, "there are none"),
+        (Required, {}, "'path' is missing"),
+        (Options, {"streams": 0}, "at least 1"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_said(options, given, said):
+    with pytest.raises(LoadError, match=said):
+        parse(options, given)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +96,6 @@ def test_all_mistakes_come_at_once():
         parse(Options, {"stream": 2, "normalize": 1})
     assert "stream" in str(caught.value)
     assert "normalize" in str(caught.value)
-
-
-def test_mistake_found_by_the_options_themselves_is_a_load_error():
-    with pytest.raises(LoadError, match="at least 1"):
-        parse(Options, {"streams": 0})
 
 
 @pytest.mark.parametrize("text", ["cpu", "cuda", "cuda:0", "cuda:12", "auto"])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from itertools import cycle
 
 import pytest
 
 from tests.oracles import event_logs
 
+LOGS = {log.name.partition(".")[0]: log for log in event_logs.logs()}
 
-@pytest.mark.parametrize("look_every", [0, 7])
-@pytest.mark.parametrize("log", event_logs.logs(), ids=lambda log: log.name.partition(".")[0])
-def test_recorded_events_have_the_same_actions(log: Path, look_every: int) -> None:
-    assert not event_logs.difference(log, look_every)
+
+@pytest.mark.parametrize(("name", "look_every"), zip(LOGS, cycle((0, 7))))
+def test_recorded_events_have_the_same_actions(name: str, look_every: int) -> None:
+    assert not event_logs.difference(LOGS[name], look_every)
 
 
 def test_there_are_logs() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.settings.plain import parse
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.scaling import ScalingController, scaling_setup_of, with_reserve
+from deployments.tools.simulate.scaling import scaling_setup_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from deployments.tools.simulate.simulation import Simulation
 from loadtests.traffic.scenario_file import check
@@ -99,12 +99,6 @@ def test_more_than_the_budget_or_the_cluster_has_is_not_asked_for(bound):
     assert found.scaling.reasons["budget"] > 0
 
 
-def test_what_is_only_observed_is_not_done():
-    found = result({"scaling": {"mode": "observe"}})
-    assert set(series(found, "target")) == {1}
-    assert found.scaling.replica_hours == pytest.approx(100 / 3600, rel=0.02)
-
-
 def test_a_model_sleeps_and_a_request_wakes_it_and_is_answered():
     sleepy = {
         "slo": {"latency_ms": 1000, "timeout_ms": 60_000},
@@ -125,11 +119,6 @@ def test_callers_without_the_patience_for_a_start_are_refused_at_once():
     reasons = result(sleepy, arrivals=calls, scaling=slow).summary.total().reasons
     assert reasons["late"] > 0  # the first ones had to be let in: nobody knew
     assert reasons["late"] > reasons["expired"]
-
-
-def test_flat_noisy_load_is_left_alone():
-    found = result(arrivals={"rate": 150}, warmup_s=120, duration_s=300)
-    assert len(found.scaling.changes) <= 1
 
 
 # -- policies off
@@ -175,32 +164,6 @@ def test_deaths_at_random_while_it_scales_lose_and_repeat_nothing(seed):
     faults = {"detect_s": 0.3, "chaos": {"every_s": 6}}
     found = result(seed=seed, faults=faults)
     assert found.summary.total().latency.total > 0.5 * found.summary.total().offered
-
-
-def test_a_hundred_ups_and_downs_fail_nothing():
-    """A target that is moved by hand each second, two gateways, load all the time."""
-    model = {"replicas": {"min": 2, "max": 8}, "slo": {"latency_ms": 5000}}
-    seesaw = simulation(
-        model, arrivals={"rate": 150}, duration_s=220,
-        scaling={"start": {"median_s": 0.5, "p90_s": 0.8}},
-    )  # fmt: skip
-    found = _pinned(seesaw, lambda now: 7 if int(now) % 2 else 3)
-    assert len(found.scaling.changes) >= 200
-    assert found.summary.total().reasons == {}
-    assert not any(found.left_over.values())
-
-
-def _pinned(seesaw, target):
-    """Run with a target by hand that changes."""
-    hear = ScalingController._hear
-
-    def heard(self, autoscaler, cores, now):
-        hear(self, autoscaler, cores, now)
-        autoscaler.pin("device", "", target(now), now)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScalingController, "_hear", heard)
-        return seesaw.run(lambda now, n: None)
 
 
 # -- what cannot be

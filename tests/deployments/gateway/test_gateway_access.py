@@ -120,16 +120,6 @@ async def test_an_alias_is_its_model_to_whom_may_use_that_and_to_others_unknown(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v2/models/{}", "/v2/models/{}/ready", "/v1/models/{}", "/v2/models/{}/versions/1"]
-)
-async def test_anothers_model_is_as_one_that_is_not_there(stand: Stand, path: str) -> None:
-    theirs = await get(stand, path.format("theirs"), "hr_acme")
-    absent = await get(stand, path.format("absent"), "hr_acme")
-    assert theirs.status == absent.status == 404
-    assert theirs.body.replace(b"theirs", b"absent") == absent.body
-
-
-@pytest.mark.parametrize(
     "path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions"]
 )
 async def test_a_body_that_is_too_large_names_no_model_of_others(tmp_path: Path, path: str) -> None:
@@ -145,21 +135,6 @@ async def test_a_body_that_is_too_large_names_no_model_of_others(tmp_path: Path,
 async def test_metrics_are_for_operators_alone(stand: Stand) -> None:
     assert (await get(stand, "/metrics", "hr_acme")).status == 403
     assert b"headrace_" in (await get(stand, "/metrics", OPERATOR)).body
-
-
-async def test_admin_pages_take_no_tenants_key(stand: Stand) -> None:
-    assert (await get(stand, "/admin/keys", "hr_acme")).status == 403
-    assert (await get(stand, "/admin/keys", OPERATOR)).status == 200
-
-
-@pytest.mark.parametrize(
-    "path", ["/v2/models/mine/infer", "/v1/models/mine:predict", "/v1/embeddings"]
-)
-async def test_an_operators_key_runs_no_model(stand: Stand, path: str) -> None:
-    headers = [(b"authorization", f"Bearer {OPERATOR}".encode())]
-    answer = await ask(stand.app, "POST", path, headers, BODY)
-    assert answer.status == 403
-    assert b"runs no model" in answer.body
 
 
 async def test_readiness_names_no_model_to_those_who_may_not_see_it(stand: Stand) -> None:

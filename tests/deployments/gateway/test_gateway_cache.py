@@ -80,11 +80,6 @@ async def test_a_model_without_a_cache_looks_at_none(tmp_path: Path) -> None:
         assert rows_run(stand) == 2
 
 
-async def test_tenants_get_nothing_of_each_others(stand: Stand) -> None:
-    await post(stand, 1, tenant=b"a")
-    assert cached(await post(stand, 1, tenant=b"b")) == b"miss"
-
-
 async def test_tenants_share_what_is_declared_public(tmp_path: Path) -> None:
     public = {**CACHED, "cache": {"max_bytes": 1_000_000, "public": True}}
     async with standing({"device": public}, tmp_path, tenants=TENANTS) as stand:

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 from fake_engines import until
 from fake_runtimes import Encoder, Gated
-from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
+from held_calls import INFER, SYNTHETIC, body_of, data, fill, send
 from in_process import Stand, ask, standing
-from msgspec.structs import replace
 
-from deployments.contract.channel.frames import RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
 
 
@@ -43,19 +41,6 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(stand: Stand) -> N
     stand.channels["device"].let_go()
     assert data(await stayer) == [2]
     await asyncio.gather(*held)
-
-
-@pytest.mark.usefixtures("looked_at_once")
-async def test_a_caller_that_leaves_a_running_batch_is_not_waited_for(stand: Stand) -> None:
-    channel = stand.channels["device"]
-    channel.hold()
-    leave = asyncio.Event()
-    leaver = send(stand, 1, leave=leave)
-    await channel.sent(1)
-    leave.set()
-    assert (await leaver).status == 0
-    assert stand.models._served["device"].queue.inflight == 0
-    channel.let_go()
 
 
 @pytest.mark.usefixtures("looked_at_once")
@@ -181,16 +166,3 @@ async def test_a_late_answer_to_a_request_that_expired_is_ignored(stand: Stand) 
     again = send(stand, 2)
     stand.channels["device"].let_go()
     assert data(await again) == [2]
-
-
-async def test_of_a_request_of_two_rows_only_the_one_that_failed_runs_again(tmp_path: Path) -> None:
-    async with standing({"device": {**SYNTHETIC, "batch": {"max_size": 1}}}, tmp_path) as stand:
-        channel = stand.channels["device"]
-        channel.hold()
-        call = send(stand, 1, 2)
-        await channel.sent(2)
-        failed = replace(busy(), busy=False, errors=(RowError(0, False, "stumbled"),))
-        channel.script = [failed]
-        channel.let_go()
-        assert data(await call) == [1, 2]
-        assert len(channel.calls) == 3

@@ -326,12 +326,6 @@ async def test_a_body_over_the_limit_is_413(stand: Stand, size: int, status: int
     assert answer.status == status
 
 
-async def test_a_declared_length_over_the_limit_is_413_without_reading(stand: Stand) -> None:
-    for length in (b"4097", b"99999999", VAST):
-        answer = await ask(stand.app, "POST", INFER, [(b"content-length", length)], [None])
-        assert (answer.status, "max_body_bytes" in oip_message(answer)) == (413, True)
-
-
 async def test_a_large_body_that_is_refused_unread_closes_the_connection(stand: Stand) -> None:
     headers = [(b"content-length", b"70000")]
     answer = await ask(stand.app, "POST", INFER, headers, [None])
@@ -341,26 +335,9 @@ async def test_a_large_body_that_is_refused_unread_closes_the_connection(stand: 
     assert (answer.status, answer.header(b"connection")) == (400, None)
 
 
-async def test_chunks_beyond_the_limit_are_413_as_soon_as_they_are_too_many(stand: Stand) -> None:
-    chunked = [(b"transfer-encoding", b"chunked")]
-    answer = await ask(stand.app, "POST", INFER, chunked, [b"x" * 4096, b"x", None])
-    assert (answer.status, answer.header(b"connection")) == (413, b"close")
-    answer = await ask(stand.app, "POST", INFER, chunked, [b"x" * 4097, None])
-    assert answer.status == 413
-
-
 async def test_chunks_make_one_body(stand: Stand) -> None:
     pieces: list[bytes | None] = [GOOD[at : at + 7] for at in range(0, len(GOOD), 7)]
     assert (await ask(stand.app, "POST", INFER, body=[*pieces, b""])).status == 200
-
-
-@pytest.mark.parametrize("sent", [[None], [GOOD[:20], None]])
-async def test_a_body_that_does_not_arrive_is_408_and_closes_the_connection(
-    stand: Stand, sent: list[bytes | None]
-) -> None:
-    answer = await ask(stand.app, "POST", INFER, [(b"content-length", b"99")], sent)
-    assert (answer.status, answer.header(b"connection")) == (408, b"close")
-    assert "0.01 s" in oip_message(answer)
 
 
 @pytest.mark.parametrize("encoding", [b"br", b"gzip, gzip", b"\xff"])

@@ -165,11 +165,6 @@ def test_no_log_and_no_line_are_said(write, path: Path) -> None:
     assert (none.exit_code, none.stderr) == (1, "there is no line about m\n")
 
 
-def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
-    (tmp_path / "folder").write_text("no folder")
-    ServerLog(tmp_path / "folder" / "8000.log").write("lost")
-
-
 # ---- a cluster ----------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import signal
 import threading
 
 import pytest
@@ -82,12 +81,6 @@ def test_who_asks_again_when_the_host_has_ended_does_not_wait_for_the_output(
     monkeypatch.setattr(os, "_exit", left.append)
     host._ask_to_stop(Child(code))
     assert left == [left_with]
-
-
-def test_who_asks_first_asks_the_host(monkeypatch):
-    child = Child(None)
-    host._ask_to_stop(child)
-    assert child.signals == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize(("code", "left_with"), [(0, 0), (1, 1), (-9, 1)])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from math import inf
 from typing import Any
 
 import pytest
 
 from routers.api.actions import Dispatch
-from routers.api.requests import LeaseEnd
-from routers.api.settings import HedgeParameters, OutlierParameters, SilenceParameters
+from routers.api.settings import HedgeParameters, OutlierParameters
 from routers.policies.hedging.batches import Finding, Hedging
 from routers.policies.hedging.quantile import QuantileDelay
 from routers.policies.outliers import Outliers, Verdict
-from routers.policies.silence import Silence
 from routers.state.replica_state import Lease, ReplicaState
 
 TAKES_S = 0.01
@@ -108,29 +105,6 @@ def test_what_waits_behind_a_slow_batch_is_not_overdue(seen):
     assert hedging.judge(staged, staged.starts_at + 9.0) is Finding.BEHIND
 
 
-# ---- silence
-
-
-def test_a_replica_is_silent_from_its_patience_on_unless_the_look_comes_late(seen):
-    runs, _ = busy(seen)
-    seen.core.replicas("a", "b", capacity=2)
-    seen.core.tick(runs.starts_at + 3.1 * TAKES_S)
-    replica, settings = runs.replica, SilenceParameters(fixed_s=0.5)
-    silence = Silence(settings, hedging_of(HedgeParameters()), seen.state.replicas)
-    due_at, before = silence.silent_at(replica), seen.values()
-    assert silence.look(replica, due_at, due_at - 0.1) == due_at
-    assert silence.look(replica, due_at, due_at + 0.05) == due_at + 0.05
-    assert silence.look(replica, due_at, due_at + 0.2) == pytest.approx(due_at + 0.3)
-    assert silence.first_look_at(replica, due_at) == pytest.approx(due_at + 0.1)
-    assert seen.values() == before
-
-
-def test_one_that_owes_nothing_is_not_looked_at(seen):
-    silence = Silence(SilenceParameters(), hedging_of(HedgeParameters()), seen.state.replicas)
-    replica = seen.replica("a")
-    assert silence.first_look_at(replica, 1.0) == silence.look(replica, 1.0, 1.0) == inf
-
-
 # ---- outliers
 
 
@@ -154,34 +128,3 @@ def test_three_slow_answers_eject_and_what_its_probes_take_decides_for_how_long(
     assert outliers.judge(replica, 1.0, pool) is Verdict.READMIT
     assert replica.ejected  # until that is done
     seen.state.replicas.readmit(replica)
-
-
-def test_while_frozen_nobody_is_ejected(seen):
-    outliers = Outliers(OutlierParameters())
-    replica, pool = seen.replica("b"), seen.state.replicas.by_id.values()
-    replica.runs_at(9.0)
-    outliers.frozen = True
-    assert {outliers.judge(replica, 9.0, pool) for _ in range(5)} == {Verdict.AS_BEFORE}
-
-
-# ---- suspects
-
-
-def test_a_suspected_row_is_held_back_from_the_last_replica_and_from_no_other(seen):
-    core, requests = seen.core, seen.state.requests
-    (lease,) = sent(core.arrive(1, timeout_s=10.0))
-    other = {"a": "b", "b": "a"}[lease.replica_id]
-    core.replicas(other, capacity=2)
-    core.close(lease, LeaseEnd.LOST)
-    (row,) = requests.live[1].rows
-    assert row.held_until == pytest.approx(core.now + 5.0, abs=0.1)
-    last = seen.state.replicas.capacity_of(seen.replica(other), core.now, trusted=True)
-    before = seen.values()
-    assert requests.suspects.may_go_at(row, last, core.now) == row.held_until
-    assert requests.suspects.may_go_at(row, last, row.held_until) == row.held_until
-    assert requests.suspects.held_until(row, core.now) == pytest.approx(row.held_until)
-    assert seen.values() == before
-
-    core.replicas(other, "c", capacity=2)
-    (again,) = [each for each in core.open.values() if each.rows == ((1, 0),)]
-    assert again.alone

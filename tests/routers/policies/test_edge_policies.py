@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routers.api.events import Reconfigure
 from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
-from routers.core.dispatcher import Dispatcher
 from routers.policies.edges.edges import EdgeSolver
 from routers.policies.edges.prices import BatchBounds, LengthShares
 from routers.policies.edges.types import EdgeView
@@ -118,14 +116,6 @@ def test_every_request_ends_once_while_edges_move_and_the_same_again(name):
     assert [end.edges for end in again.ends] == [end.edges for end in first.ends]
     times = [[each.answered_at for each in found.outcomes] for found in (first, again)]
     assert times[0] == times[1]
-
-
-@OVER_ALL
-def test_the_policy_may_change_while_a_core_runs(name):
-    core = Dispatcher(SETTINGS)
-    core.step(Reconfigure(replace(SETTINGS, policies=PolicyNames(edges=name))), 0.0)
-    assert type(core._requests.arrivals.edges._policy) is EDGES[name]
-    core.check()
 
 
 # ---- what each one seeks

@@ -69,11 +69,6 @@ def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
     assert "bind 10.0.0.7:18000 proto h1 tcp-ut 30s" in lines(host="10.0.0.7")
 
 
-def test_the_admin_socket_is_its_owners_alone():
-    (socket,) = starting("stats socket", lines())
-    assert socket == "stats socket /run/admin.sock mode 600 level admin expose-fd listeners"
-
-
 @pytest.mark.parametrize("target", ["127.0.0.1:514", "stdout"])
 def test_nothing_is_sent_to_the_machines_syslog_unless_someone_asked(target):
     found = lines(CONFIG.replace("127.0.0.1:514", target))
@@ -111,13 +106,6 @@ def test_a_gateway_has_a_bound_and_the_fallback_none():
     assert {"timeout queue 1s", "timeout check 10s"} <= set(found)
 
 
-def test_its_own_refusals_are_what_they_say():
-    refusals = [line for line in lines() if line.startswith(("http-error", "errorfile"))]
-    assert [int(line.split()[2]) for line in refusals] == [400, 403, 408, 500, 502, 503, 504]
-    later = [line.split()[2] for line in refusals if line.endswith("hdr Retry-After 1")]
-    assert later == ["408", "502", "503", "504"]
-
-
 def section(name: str, found: list[str]) -> list[str]:
     at = found.index(name) + 1
     ends = [n for n in range(at, len(found)) if found[n].startswith(("backend", "listen"))]
@@ -139,20 +127,6 @@ def test_a_node_that_falls_silent_is_noticed():
     assert {"option srvtcpka", "srvtcpka-idle 1s", "srvtcpka-intvl 1s", "srvtcpka-cnt 3"} <= set(
         found
     )
-
-
-def test_nothing_is_404_because_there_is_no_gateway():
-    found = lines()
-    (asked,) = section("backend default_backend", found)
-    assert asked.startswith("http-request return status 503 content-type application/json")
-    reuse, answered, *_ = section("backend http-gateway", found)
-    assert reuse == "http-reuse always"
-    assert answered.startswith("http-response return status 503 content-type application/json")
-    assert answered.endswith("if { status 404 } { res.hdr(content-type) -m beg text/plain }")
-
-
-def test_no_option_to_splice_is_left():
-    assert not [line for line in lines() if "splice" in line]
 
 
 @pytest.mark.parametrize(

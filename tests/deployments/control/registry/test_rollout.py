@@ -8,7 +8,7 @@ import pytest
 
 from deployments.contract.registry import GatewaySnapshot
 from deployments.contract.rollout.observations import Observations, VersionObservations
-from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
+from deployments.contract.rollout.terms import RolloutTerms
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.rollout import Rollout
 
@@ -165,12 +165,6 @@ def registry(description) -> Registry:
     registry.announce(description(name="m"), b"", 0.0)
     registry.announce(description(name="m@canary", version="2"), b"", 0.0)
     return registry
-
-
-def test_names():
-    assert (canary_of("m"), model_of("m@canary"), model_of("m")) == ("m@canary", "m", "m")
-    assert is_canary("m@canary")
-    assert not is_canary("m")
 
 
 def test_the_view_says_who_goes_where_and_readiness_waits_for_no_canary(registry):

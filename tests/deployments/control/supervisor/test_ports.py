@@ -205,9 +205,3 @@ def test_listener_of_another_user_is_found_without_a_name(
     assert found is not None
     assert found.pid is None
     assert "another user's process" in str(found)
-
-
-def test_addresses_compare_as_the_system_binds_them() -> None:
-    assert ports._plain("::ffff:127.0.0.1") == "127.0.0.1"
-    assert ports._plain("fe80::1%eth0") == "fe80::1"
-    assert ports._plain("not an address") == "not an address"

@@ -118,11 +118,6 @@ async def test_a_large_body_beside_a_small_head_is_taken(port):
     assert answer.endswith(b"%d" % len(body))
 
 
-async def test_pipelined_requests_are_each_answered(port):
-    answer = await said(port, (GET + b"\r\n") * 3 + GET + CLOSE)
-    assert answer.count(b"HTTP/1.1 200") == 4
-
-
 CHUNKED = b"POST /names HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 TRAILERS = b"x-tenant: acme\r\nauthorization: Bearer other\r\n\r\n"
 

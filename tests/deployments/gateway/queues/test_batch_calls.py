@@ -88,11 +88,6 @@ def test_answers_skip_the_rows_that_failed() -> None:
     }
 
 
-def test_all_rows_may_have_failed() -> None:
-    answers = deliver_rows(lease((1, 0)), 0.0, "v", reply([], (RowError(0, True, "x"),)))
-    assert [type(a.error) for a in answers] == [errors.BadRequest]
-
-
 @pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0]])
 def test_a_reply_of_another_number_of_rows_is_refused_whole(values: list[float]) -> None:
     with pytest.raises(ValueError, match="2 rows"):

@@ -32,20 +32,6 @@ async def lost(b: Bench) -> None:
         await read(pending)
 
 
-async def test_a_prompt_that_was_alone_is_quarantined_by_the_second_loss(
-    description: Describe,
-) -> None:
-    async with bench(description, 2) as b:
-        hear(b, 0)
-        pending = b.submit(key=IT)
-        for count in (1, 2):
-            await b.begun(count)
-            b.engines.kill(b.engines.begun[-1].replica_id)
-        with pytest.raises(errors.RowQuarantined):
-            await read(pending)
-        assert b.queue.crashes.quarantined_total == 1
-
-
 async def test_an_answer_that_flowed_ends_quarantined_when_its_second_replica_does(
     description: Describe,
 ) -> None:

@@ -113,5 +113,5 @@ async def test_a_registry_that_starts_anew_keeps_the_routes_until_all_is_known(
 async def test_the_switch_reaches_canaries(following: Following, description: Describe) -> None:
     await both(following, description)
     following.catalogue.freeze(True)
-    queues = [served.queue for served in following.catalogue.queued.values()]
-    assert [queue._settings.frozen for queue in queues] == [True, True]
+    for served in following.catalogue.queued.values():
+        assert {each.frozen for each in served.queue.snapshot().controllers} == {True}

@@ -121,7 +121,6 @@ def test_a_tenant_whose_rows_are_never_run_again_pays_all_the_same(records: Pois
     for now in (101.0, 104.0, 120.0):
         records.check([b"new"], "t", now)
     assert not records
-    assert (records._unexplained.accused, records._unexplained._replicas) == ({}, {})
 
 
 def test_neighbours_that_are_answered_leave_the_one_that_pays(records: PoisonTracker) -> None:
@@ -176,7 +175,6 @@ def test_a_row_whose_copy_was_answered_before_the_loss_has_ended_nothing(
 ) -> None:
     assert not list(records.lost_with(sent_batch(answered=True), 0.0))
     assert records.told(256, 0.0).spent == {}
-    assert not records._unexplained
 
 
 def test_rows_of_requests_that_were_sent_once_are_not_looked_at(

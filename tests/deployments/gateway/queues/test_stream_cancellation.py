@@ -3,7 +3,6 @@ in the middle, after the last piece. The replica is told, and its tokens are fre
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -43,19 +42,6 @@ async def test_a_caller_that_leaves_at_once_leaves_nothing_running(description: 
             (asked.replica_id, asked.lease_id) for asked in b.engines.begun
         ]
         assert b.queue.calls.ends[BatchEnd.DROPPED] == len(b.engines.begun)
-
-
-async def test_a_caller_that_leaves_before_the_first_piece_has_its_run_aborted(
-    description: Describe,
-) -> None:
-    async with bench(description) as b:
-        pending = b.submit()
-        lease = await b.begun(1)
-        b.queue.cancel(pending)
-        await b.engines.until_aborted(1)
-        assert b.engines.aborted == [("r0", lease)]
-        with pytest.raises(errors.CallerLeft):
-            await pending.next()
 
 
 async def test_callers_that_leave_together_are_all_aborted_once(description: Describe) -> None:
@@ -106,27 +92,6 @@ async def test_a_run_that_ends_while_its_abort_is_on_the_way_is_ended_once(
         await b.engines.until_aborted(1)
         await b.settled()
         assert b.queue.calls.ends[BatchEnd.DROPPED] == 1
-
-
-async def test_a_request_expires_while_it_waits(description: Describe) -> None:
-    async with bench(description) as b:
-        full = b.submit(tokens=950)
-        lease = await b.begun(1)
-        late = b.submit(tokens=900, expires_s=0.005)
-        with pytest.raises(errors.Expired):
-            await asyncio.wait_for(late.next(), 5.0)
-        b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        await read(full)
-
-
-async def test_a_request_expires_while_it_streams(description: Describe) -> None:
-    async with bench(description) as b:
-        pending = b.submit(expires_s=0.5)  # it begins before that on a busy machine too
-        b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
-        assert await pending.next() == b"half"
-        with pytest.raises(errors.Expired):
-            await asyncio.wait_for(pending.next(), 5.0)
-        await b.engines.until_aborted(1)
 
 
 async def test_what_a_lost_run_still_says_is_stopped_and_given_to_nobody(

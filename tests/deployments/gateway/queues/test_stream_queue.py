@@ -22,41 +22,8 @@ from deployments.gateway.queues.pending_requests import (
     PendingStreamRequest,
 )
 from routers import shared_engines
-from routers.api.requests import Tokens
 
 Describe = Callable[..., ModelDescription]
-
-
-async def test_pieces_are_given_as_they_come(description: Describe) -> None:
-    async with bench(description) as b:
-        pending = b.submit()
-        lease = await b.begun(1)
-        b.engines.say(lease, b"one ", tokens=(10, 4, 1))
-        assert await pending.next() == b"one "
-        b.engines.say(lease, b"two", tokens=(10, 4, 2), end=StreamEnd.DONE)
-        assert await read(pending) == b"two"
-        assert (pending.tokens, pending.status) == (Tokens(10, 4, 2), 200)
-        assert pending.first_at < pending.last_at
-        assert b.queue.calls.ends[BatchEnd.ANSWERED] == 1
-
-
-async def test_an_answer_that_is_not_streamed_is_given_whole(description: Describe) -> None:
-    async with bench(description) as b:
-        pending = b.submit(streams=False)
-        lease = await b.begun(1)
-        reading = asyncio.create_task(pending.next())
-        b.engines.say(lease, tokens=(10, 0, 1))
-        b.engines.say(lease, b"all of it", tokens=(10, 0, 9), end=StreamEnd.DONE)
-        assert await reading == b"all of it"
-        assert await pending.next() == b""
-
-
-async def test_the_engines_refusal_is_its_status_and_words(description: Describe) -> None:
-    async with bench(description) as b:
-        pending = b.submit()
-        b.engines.say(await b.begun(1), b'{"error": {}}', status=400, end=StreamEnd.DONE)
-        assert await read(pending) == b'{"error": {}}'
-        assert pending.status == 400
 
 
 async def test_what_was_not_begun_waits_for_another_replica(description: Describe) -> None:
@@ -69,20 +36,6 @@ async def test_what_was_not_begun_waits_for_another_replica(description: Describ
         assert await read(pending) == b"x"
 
 
-@pytest.mark.parametrize("streams", [True, False])
-async def test_a_request_whose_replica_dies_before_its_first_piece_runs_elsewhere(
-    description: Describe, streams: bool
-) -> None:
-    async with bench(description, 2) as b:
-        pending = b.submit(streams=streams)
-        await b.begun(1)
-        b.engines.kill(b.engines.begun[0].replica_id)
-        lease = await b.begun(2)
-        b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(pending) == b"x"
-        assert b.queue.calls.ends[BatchEnd.LOST] == 1
-
-
 async def test_a_request_that_was_lost_twice_ends_with_an_error(description: Describe) -> None:
     async with bench(description, 3) as b:
         pending = b.submit()
@@ -91,19 +44,6 @@ async def test_a_request_that_was_lost_twice_ends_with_an_error(description: Des
             b.engines.kill(b.engines.begun[-1].replica_id)
         with pytest.raises(errors.ReplicaLost):
             await read(pending)
-
-
-async def test_an_answer_that_has_begun_ends_with_an_error_when_its_replica_dies(
-    description: Describe,
-) -> None:
-    async with bench(description, 2) as b:
-        pending = b.submit()
-        b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
-        assert await pending.next() == b"half"
-        b.engines.kill(b.engines.begun[0].replica_id)
-        with pytest.raises(errors.ReplicaLost):
-            await pending.next()
-        assert len(b.engines.begun) == 1
 
 
 async def test_what_came_before_the_error_is_given_first(description: Describe) -> None:
@@ -234,16 +174,6 @@ async def test_each_replica_holds_as_many_as_its_shape_says(description: Describ
     async with bench(description) as b:
         (replica,) = b.queue.snapshot().replicas
         assert replica.capacity == SHAPE.cache_tokens
-
-
-async def test_the_engines_own_account_is_kept(description: Describe) -> None:
-    async with bench(description) as b:
-        b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)
-        pending = b.submit()
-        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        await read(pending)
-        assert b.queue.loads["r0"].preemptions == 2
-        assert b.queue.duty == {"r0": 0.25}
 
 
 async def test_an_engine_that_fails_once_it_began_ends_with_an_error(description: Describe) -> None:
@@ -385,3 +315,13 @@ async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
         await until(lambda: b.engines.running == most)
         for each in pending:
             b.queue.cancel(each)
+
+
+async def test_the_engines_own_account_is_kept(description: Describe) -> None:
+    async with bench(description) as b:
+        b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)
+        pending = b.submit()
+        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        await read(pending)
+        assert b.queue.loads["r0"].preemptions == 2
+        assert b.queue.duty == {"r0": 0.25}

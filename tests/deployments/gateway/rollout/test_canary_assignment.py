@@ -77,21 +77,6 @@ def test_a_request_of_the_canary(refused: Any, then: Any, live: Any, on_canary: 
         assert seen.canary.reasons == {refused.reason: 1}
 
 
-@pytest.mark.parametrize("refused", [LEFT, RATE, BUSY, errors.ReaderTooSlow("slow")])
-def test_what_is_no_versions_own_goes_no_further_and_counts_for_neither(refused: Any) -> None:
-    assignment, seen = begun()
-    assert not assignment.goes_on(refused)
-    assignment.failed(refused)
-    assert seen == Observations(1, 0)
-
-
-def test_a_request_of_the_live_version() -> None:
-    assignment, seen = begun(on_canary=False)
-    assert not assignment.goes_on(LOST)
-    assignment.failed(LOST)
-    assert (tally(seen.live), tally(seen.canary)) == ((0, 1), (0, 0))
-
-
 def test_each_version_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
@@ -107,41 +92,6 @@ def test_each_version_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.live.latencies == {8: {step_of(0.25): 1, step_of(0.5): 1}, 16: {step_of(0.5): 1}}
     assert seen.live.answered == 4
     assert not seen.canary.latencies
-
-
-@pytest.mark.parametrize(
-    ("sent", "repeatable", "retry", "goes_on"),
-    [
-        (True, True, True, True),
-        (True, False, True, False),
-        (True, True, False, False),
-        (False, False, True, True),
-        (None, False, True, True),
-    ],
-)
-def test_what_may_have_run_runs_again_only_if_it_may(
-    sent: bool | None, repeatable: bool, retry: bool, goes_on: bool
-) -> None:
-    assignment, _ = begun(retry=retry)
-    assignment.asks(DEMAND._replace(repeatable=repeatable), 1.0)
-    assignment.pending = None if sent is None else SimpleNamespace(sent=sent)
-    assert assignment.goes_on(LOST) is goes_on
-
-
-def test_a_version_that_was_asked_for_answers_by_itself() -> None:
-    assignment, seen = begun(pinned=True)
-    assert assignment.asks(DEMAND, 1.0) == DEMAND
-    assert not assignment.goes_on(LOST)
-    assignment.failed(LOST)
-    assignment.answered(1)
-    assert tally(seen.canary) == (0, 0)  # who asks would choose what is compared
-
-
-def test_what_the_canary_died_of_is_known_to_whoever_has_it_next() -> None:
-    assignment, _ = begun()
-    assert not assignment.lost
-    assert assignment.goes_on(LOST)
-    assert assignment.lost
 
 
 @pytest.mark.parametrize(("left_s", "asked_s"), [(10.0, 9.0), (2.0, 1.0), (1.99, 1.99), (0.5, 0.5)])

@@ -52,13 +52,6 @@ async def test_without_a_route_the_canary_gets_nothing(tmp_path: Path) -> None:
         assert stand.app.rollouts.report() == []
 
 
-async def test_the_canary_answers_under_the_models_name(tmp_path: Path) -> None:
-    async with rolling_out(tmp_path) as stand:
-        assert version_of(await post(stand)) == "2"
-        assert len(stand.channels[CANARY].calls) == 1
-        assert not stand.channels[LIVE].calls
-
-
 @pytest.mark.parametrize(("version", "ran"), [("1", LIVE), ("2", CANARY)])
 async def test_who_asks_for_a_version_gets_it(tmp_path: Path, version: str, ran: str) -> None:
     async with rolling_out(tmp_path) as stand:

@@ -129,11 +129,6 @@ def test_unknown_key_is_refused_even_where_default_is_open(authorization: bytes)
             named(found, authorization)
 
 
-def test_hash_of_a_key_is_no_key() -> None:
-    with pytest.raises(Unauthorized):
-        named(CLOSED, b"Bearer " + hash_key(ACME).encode())
-
-
 @pytest.mark.parametrize(
     "authorization", [b"", b"Bearer", b"Bearer ", b"Basic hr_acme", b"hr_acme"]
 )

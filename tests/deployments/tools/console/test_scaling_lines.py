@@ -22,12 +22,6 @@ def model(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
     return plain | more
 
 
-def test_a_fixed_number_that_is_there_says_nothing():
-    assert list(model_lines(model(reason="fixed"))) == []
-    short = list(model_lines(model(group(running=1, starting=1), reason="fixed")))
-    assert short[0] == ("replicas", "1 of 2, 1 starting (fixed)")
-
-
 def test_numbers_reason_and_demand():
     said = dict(model_lines(model(group(wanted=3, target=2, draining=1), forecast_trusted=True)))
     assert said["replicas"] == "2 of 2, 3 wanted, 1 draining (steady)"
@@ -42,15 +36,6 @@ def test_groups_pins_and_what_is_only_shown():
     said = dict(model_lines(model(*two, pinned={"cpu": 0}, reason="manual", observed=True)))
     assert said["replicas"] == "gpu: 2 of 2; cpu: 0 of 0 (manual, shown and not done)"
     assert said["set by hand"] == "cpu 0; `headrace scale a auto` ends it"
-
-
-def test_what_a_replica_waits_for_and_what_a_start_takes():
-    step = {"median_s": 4.2, "p90_s": 6.0, "seen": 3,
-            "phases": [["placing", 0.4], ["process", 0.0], ["warming", 3.8]]}  # fmt: skip
-    waits = group(unplaced_s=31.4, missing="1 GPU (free: 0)")
-    said = dict(model_lines(model(waits, states={"staged": step})))
-    assert said["waits for a place"] == "31 s, for 1 GPU (free: 0)"
-    assert said["a new replica serves"] == "in 7.0 s; staged 4.2 s (placing 0.4, warming 3.8)"
 
 
 def test_the_pool_says_what_it_holds_and_what_it_was_worth():

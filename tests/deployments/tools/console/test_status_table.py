@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 
 import pytest
 from rich.console import Console
 
 from deployments.control.registry.server_status import ModelStatus, StatusSnapshot
-from deployments.tools.console.status_table import _seconds, as_json, show
+from deployments.tools.console.status_table import _seconds, show
 
 MODEL: ModelStatus = {
     "name": "[red]m",
@@ -94,27 +93,6 @@ def test_replicas_that_are_left_out_are_named() -> None:
     assert "slow" not in shown(SNAPSHOT)
     slow: ModelStatus = {**MODEL, "ejected": ["r#1", "r#2"]}
     assert "[red]m slow replicas left out: r#1, r#2\n" in shown({**SNAPSHOT, "models": [slow]})
-
-
-def test_frozen_controllers_are_told() -> None:
-    assert "frozen" not in shown(SNAPSHOT)
-    assert shown({**SNAPSHOT, "frozen": True}).endswith("controllers are frozen\n")
-
-
-def test_problem_stands_below_the_table() -> None:
-    assert (
-        shown(SNAPSHOT | {"problem": "tenants [x] are stale"})
-        .strip()
-        .endswith("problem: tenants [x] are stale")
-    )
-
-
-def test_server_without_models_is_shown() -> None:
-    assert "2 gateways" in shown(SNAPSHOT | {"models": [], "gateways": 2})
-
-
-def test_json_is_the_snapshot() -> None:
-    assert json.loads(as_json(SNAPSHOT)) == SNAPSHOT
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from deployments.contract.description import Classes, Generating, ModelDescription
 from deployments.control.supervisor.ready_message import ready_message, try_line
-from deployments.replica.scheduling import scheduling
-from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec
+from tests.deployments.conftest import described as plainly
 
 IDS = TensorSpec("ids", "INT64", (-1, -1))
 MASK = TensorSpec("mask", "INT64", (-1, -1))
@@ -31,29 +31,9 @@ class Clock:
         return self.now
 
 
-def described(*inputs: TensorSpec, **changes: object) -> ModelDescription:
-    plain: dict[str, object] = {
-        "name": "m",
-        "version": "1",
-        "generation": 0,
-        "platform": "p",
-        "task": "tensors",
-        "inputs": inputs or (IDS,),
-        "outputs": (),
-        "lengths_input": "ids",
-        "lengths_axis": 1,
-        "mask_input": None,
-        "optional_inputs": (),
-        "max_length": 512,
-        "truncate": False,
-        "bucket_edges": (512,),
-        "pads": True,
-        "precision": "fp32",
-        "device": "cpu",
-        "scheduling": scheduling(ModelSettings(runtime="synthetic")),
-        "digest": "",
-    }
-    return ModelDescription(**(plain | changes))  # type: ignore[arg-type]
+def described(*inputs: TensorSpec, **changes: Any) -> ModelDescription:
+    changes = {"name": "m", "max_length": 512, "bucket_edges": (512,), **changes}
+    return plainly(inputs=inputs or (IDS,), **changes)
 
 
 def body_of(line: str) -> tuple[str, dict[str, object]]:
@@ -122,20 +102,6 @@ def test_a_phase_that_lasts_is_said_again_with_its_reason() -> None:
         "m: ready (10.0 s)",
         "n: failed: no file (10.0 s)",
     ]
-
-
-def test_long_lines_are_not_folded_in_logs() -> None:
-    console, out = plain(width=20)
-    with StartupDisplay(["m"], console=console, clock=Clock()) as progress:
-        progress.update("m", "failed", note="x" * 100)
-    assert out.getvalue().count("\n") == 1
-
-
-def test_model_that_was_not_named_is_shown_too() -> None:
-    console, out = plain()
-    with StartupDisplay([], console=console, clock=Clock()) as progress:
-        progress.update("late", "staging")
-    assert out.getvalue() == "late: staging (0.0 s)\n"
 
 
 def test_terminal_shows_every_phase_with_its_seconds() -> None:

@@ -10,10 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from autoscaling.mig.geometry import GPUS
 from deployments import cli
 from deployments.settings.plain import parse
-from deployments.tools.commands import GPU_NAMES
 
 SCHEMA = Path(__file__).parents[4] / "helm" / "headrace" / "values.schema.json"
 FILE = """\
@@ -250,12 +248,3 @@ def test_values_that_are_none_are_refused(file, tmp_path, text):
     result = run(file, *NEEDS, "--values", str(values))
     assert result.exit_code == 2
     assert "has no list of mappings under workerGroups" in result.output
-
-
-def test_a_wrong_settings_file_is_exit_code_2(file):
-    file.write_text("models: {a: {runtime: syntetic}}\n")
-    assert run(file).exit_code == 2
-
-
-def test_the_command_offers_every_gpu_there_is():
-    assert set(GPU_NAMES) == set(GPUS)

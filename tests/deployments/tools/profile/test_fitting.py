@@ -57,11 +57,6 @@ def test_what_the_slo_allows_is_told_beside_it() -> None:
     assert knees(curve(seconds), 0.001)[0].in_slo == 1
 
 
-def test_of_nothing_there_is_no_target() -> None:
-    assert knees([], 1.0) == ()
-    assert target([], 32) is None
-
-
 HELD = [TimedBatch((40, 9, 33), True), TimedBatch((100,) * 7, True), TimedBatch((12,), True)]
 BOUNDS = {"pads": True, "max_size": 32, "max_tokens": 8192}
 
@@ -104,13 +99,3 @@ def test_noise_is_in_the_runs_and_not_in_the_medians() -> None:
     assert found.held.p99 < 0.05 < found.runs.median
     assert found.noise.median == pytest.approx(found.runs.median, rel=0.2)
     assert found.runs.samples == 303
-
-
-def test_only_held_out_batches_are_no_fit() -> None:
-    assert fit(samples(HELD), **BOUNDS) is None
-
-
-def test_without_held_out_batches_there_is_no_error_to_tell() -> None:
-    found = fit(samples(square()), **BOUNDS)
-    assert found is not None
-    assert (found.held, found.runs, found.noise) == (None, None, None)

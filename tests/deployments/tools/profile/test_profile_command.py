@@ -89,11 +89,6 @@ def test_a_dry_run_prints_the_tables_and_stores_nothing(file: Path) -> None:
     assert stored(file) is None
 
 
-def test_made_up_lengths_give_no_edges_to_start_from(file: Path) -> None:
-    assert run(file, "--seconds", "1").exit_code == 0
-    assert stored(file).edges == ()
-
-
 def test_an_interruption_prints_what_there_is_and_stores_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,13 +130,6 @@ def test_a_missing_artifact_exits_2(tmp_path: Path) -> None:
     done = run(path)
     assert done.exit_code == 2
     assert "no file or folder" in done.stderr
-
-
-def test_one_of_several_models_must_be_named(file: Path) -> None:
-    file.write_text("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
-    done = run(file)
-    assert done.exit_code == 2
-    assert "a model must be named; it has a, b" in done.stderr
 
 
 def test_a_model_that_does_not_load_exits_1_in_its_backends_words(file: Path) -> None:
