@@ -71,7 +71,7 @@ def new(wanted: NewKey, file: Path | None) -> int:
 def show(file: Path | None, where: Where) -> int:
     """Print the keys of `file`, or else of a running server. Returns the exit code."""
     if file is not None:
-        rows = key_rows(tenants_of(file), (), time.time())
+        rows = key_rows(tenants_of(file).all_keys(), (), time.time())
     elif where.url is not None:
         rows = operator.keys(where.url)
     elif where.address is not None:
