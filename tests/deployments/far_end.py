@@ -17,7 +17,7 @@ from deployments.contract.channel.frames import (
     encode_reply,
     from_ragged,
 )
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.process.replica_directory import RunningReplica
 from runtimes.types import Ragged

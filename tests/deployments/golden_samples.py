@@ -12,7 +12,7 @@ from filled_values import filled
 from golden_bytes import Sample
 from msgspec.structs import replace
 
-from deployments.contract import description, pool, registry
+from deployments.contract import description, registry
 from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
@@ -36,13 +36,13 @@ from deployments.contract.channel.stream_messages import (
     encode_steps,
 )
 from deployments.contract.codec import MessageCodec
-from deployments.contract.rollout import costs, terms
+from deployments.contract.rollout import observations, terms
 from deployments.contract.scaling import messages
 from deployments.contract.scaling.document import ScalingDocument, parse
 from deployments.process import description_store
 from runtimes.types import EngineLoad
 
-CODEC_MODULES = (registry, pool, description, terms, costs, messages, description_store)
+CODEC_MODULES = (registry, description, terms, observations, messages, description_store)
 
 WORK = ((0, "acme", 1.5), (2, "übung", 0.25))
 TEXTS = Column("BYTES", [b"a", b"", b"\xff"], ((1,), (2,)))

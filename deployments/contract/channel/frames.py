@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from deployments.contract.codec import plain
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE, plain
 from routers.api.requests import FlowWork
 from runtimes.types import DTYPES, Batch, Ragged
 

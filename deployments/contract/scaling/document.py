@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from autoscaling.settings import ScalingSettings
-from deployments.contract.codec import OtherVersion
+from deployments.contract.codec import SPOKEN, WIRE, OtherVersion
 from deployments.contract.scaling.messages import PoolModel
-from deployments.contract.version import SPOKEN, WIRE
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from deployments.gateway.http.request_head import upstream_wait_s
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.request_context import ENGINE_REFUSED, Generated, RequestContext
+from deployments.gateway.services import ENGINE_REFUSED, Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (

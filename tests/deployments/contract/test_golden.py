@@ -14,8 +14,7 @@ from golden_bytes import ROOT, Sample, complaints
 from golden_samples import CODEC_MODULES, SAMPLES, STEPS
 
 from deployments.contract.channel import frames, handshake, stream_messages
-from deployments.contract.codec import MessageCodec
-from deployments.contract.version import SPOKEN, WIRE
+from deployments.contract.codec import SPOKEN, WIRE, MessageCodec
 
 DEPLOYMENTS = Path(__file__).parents[3] / "deployments"
 MODULES = (handshake, frames, stream_messages)
