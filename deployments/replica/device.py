@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deployments.contract.channel.frames import Column, RowError, from_ragged
+from deployments.contract.channel.frames import RowError
 from deployments.settings.model import ModelSettings
 from routers.api.requests import FlowWork, Report
 from routers.staging import Staged, Staging, Turn
@@ -51,7 +51,7 @@ _FLOOR_S = 10.0  # that a run may take besides a multiple of its prediction
 class BatchResult(NamedTuple):
     """`outputs`: of the rows that did not fail, in order."""
 
-    outputs: dict[str, Column]
+    outputs: dict[str, Ragged]
     errors: tuple[RowError, ...]
     times: StageTimes
     padded_tokens: int
@@ -506,7 +506,7 @@ def run_bisected(
     outputs = {name: Ragged.joined([part.outputs[name] for part in done.parts]) for name in names}
     padded_tokens = sum(part.padded_tokens for part in done.parts)
     times = StageTimes.total(done.parts)
-    return BatchResult(from_ragged(outputs), tuple(done.errors), times, padded_tokens)
+    return BatchResult(outputs, tuple(done.errors), times, padded_tokens)
 
 
 def non_finite_rows(outputs: Mapping[str, Ragged]) -> list[int]:

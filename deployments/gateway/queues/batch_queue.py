@@ -22,14 +22,12 @@ from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Buffer,
-    Column,
     Frame,
     Kind,
     MessageError,
     RowError,
     decode_reply,
     encode_call,
-    pack,
     rows_of,
 )
 from deployments.gateway.queues.connections import ReplicaChannel
@@ -51,7 +49,7 @@ from routers.api.actions import Abort, Dispatch
 from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import FlowWork, LeaseEnd, Replica, Report
 from routers.api.settings import DispatcherSettings
-from runtimes.types import DTYPES, EngineLoad
+from runtimes.types import DTYPES, EngineLoad, Ragged
 
 
 def build_call(
@@ -65,7 +63,7 @@ def build_call(
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys([name for payload in members for name in payload.inputs])
-    inputs = {name: _column(name, rows) for name in names}
+    inputs = {name: _joined(name, rows) for name in names}
     return BatchCall(
         budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,
         lease.charges, waiting, lease.tied or lease.alone,
@@ -81,11 +79,10 @@ def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
+def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Ragged:
     datatype = next(payload.inputs[name] for payload, _ in rows if name in payload.inputs).datatype
     arrays: list[np.ndarray[Any, Any]] = []
     shapes: list[tuple[int, ...]] = []
-    plain = True
     for payload, row in rows:
         column = payload.inputs.get(name)
         length = payload.lengths[row]
@@ -95,8 +92,7 @@ def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
             continue
         arrays.append(column.rows[row])
         shapes.append(column.shapes[row])
-        plain = plain and column.shapes[row] == (length,)
-    return pack(datatype, arrays, None if plain else tuple(shapes))
+    return Ragged(datatype, np.concatenate(arrays), tuple(shapes))
 
 
 def deliver_rows(
@@ -105,7 +101,7 @@ def deliver_rows(
     """The answer or error of every row of the lease, in order. `dispatched`: when the lease was, on
     the monotonic clock. Raises ValueError for a reply that does not account for every row."""
     failed = {e.row: e for e in reply.errors}
-    columns = {name: (c.datatype, rows_of(c)) for name, c in reply.outputs.items()}
+    columns = {name: (r.datatype, rows_of(r)) for name, r in reply.outputs.items()}
     size, at = len(lease.rows), 0
     counts = {len(rows) for _, rows in columns.values()} or {0}
     if counts != {size - len(failed)} or not failed.keys() <= set(range(size)):
