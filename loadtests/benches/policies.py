@@ -18,8 +18,8 @@ from typing import Any
 from loadtests.benches.compare.shares import COSTS_MS, NAMES, Kept, kept_of
 from loadtests.benches.played import SCENARIOS
 from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, say, table
+from loadtests.benches.server import simulate
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most
-from loadtests.versus import simulate
 
 RESOLUTION = 1.02  # percentiles come from histograms, so equal runs may differ by this factor
 LONGEST = 1.5  # times the longest batch's service time

@@ -18,6 +18,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -30,8 +31,6 @@ from typing import Any
 
 import psutil
 import yaml
-
-from loadtests.versus import command_line
 
 BENCH_DIR = Path("out/bench")
 SETTINGS_DIR = BENCH_DIR / "settings"
@@ -72,6 +71,24 @@ Settings = dict[str, Any]
 
 class ServerTrouble(RuntimeError):
     """The server did not start, or left processes behind."""
+
+
+def command_line() -> list[str]:
+    """The installed `headrace`, or the same entry point if it is not installed."""
+    installed = Path(sys.executable).with_name("headrace")
+    if installed.exists():
+        return [str(installed)]
+    return [sys.executable, "-c", "from deployments.cli import main; main(prog_name='headrace')"]
+
+
+def simulate(path: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What `headrace simulate --json` prints. Raises RuntimeError where it refuses."""
+    command = [*command_line(), "simulate", str(path), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-2000:] or f"simulate exited {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 # ---- processes -----------------------------------------------------------------------------------
