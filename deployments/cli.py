@@ -66,7 +66,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.control.supervisor.server_files", "NoServer", 1),
         ("deployments.tools.where", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
-        ("deployments.tools.tenants_file", "CannotEdit", 1),
+        ("deployments.tools.keys", "CannotEdit", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.tools.observability.grafana import DASHBOARDS
+from deployments.tools.observability.dashboards import DASHBOARDS
 from loadtests.recordings import series_file, war_room
 from loadtests.recordings.series_file import Recording
 from tests.kube.chart import CHART

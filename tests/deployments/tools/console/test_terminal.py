@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from deployments.contract.description import Classes, Generating, ModelDescription
-from deployments.control.supervisor.ready_message import ready_message, try_line
+from deployments.control.supervisor.host_process import ready_message, try_line
 from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
