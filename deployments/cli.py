@@ -20,7 +20,7 @@ from deployments.tools.commands import (
     COMMANDS,
     FILE,
     Duration,
-    Replicas,
+    ReplicaNumber,
     built_in_example,
     call,
     function,
@@ -197,7 +197,7 @@ def freeze(switch: str, where: Where) -> None:
 
 @main.command(epilog="Example: headrace scale minilm 3")
 @click.argument("model")
-@click.argument("replicas", type=Replicas(), metavar="N|auto")
+@click.argument("replicas", type=ReplicaNumber(), metavar="N|auto")
 @click.option("--group", default="", help="Of a model that has groups: which one.")
 @reaches(url="gateways set no numbers of replicas; --address can")
 def scale(model: str, replicas: int | None, group: str, where: Where) -> None:

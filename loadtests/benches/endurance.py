@@ -64,7 +64,7 @@ from loadtests.benches.request_log import (
     by_fault,
     silence_s,
 )
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, say
 from loadtests.benches.server import BENCH_DIR, SETTINGS_DIR, RunningServer, Settings, headrace
 from loadtests.client.load import LoadResult
 from loadtests.results.report_table import BenchVerdict, Table, at_most, spread_of
@@ -414,12 +414,12 @@ BENCH = Bench(
     about=__doc__,
     title=lambda options: f"Everything at once, {options.minutes:g} minutes",
     options={
-        "minutes": Option(60.0),
-        "load": Option(0.6, "share of what models can do"),
-        "faults": Option(True),
-        "every": Option(100.0, "s from a fault to the next"),
-        "client_faults": Option(0.06, "share of ragged requests that misbehave"),
-        "seed": Option(17),
+        "minutes": BenchOption(60.0),
+        "load": BenchOption(0.6, "share of what models can do"),
+        "faults": BenchOption(True),
+        "every": BenchOption(100.0, "s from a fault to the next"),
+        "client_faults": BenchOption(0.06, "share of ragged requests that misbehave"),
+        "seed": BenchOption(17),
     },
     measure=runs,
     tables=tables,

@@ -95,7 +95,7 @@ def simulate(path: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """The resources that one process has used, at one moment."""
 
     pid: int
@@ -126,7 +126,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[Usage]:
+def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[ProcessUsage]:
     """`memory`: also reads the proportional set size, which takes some ms for each process."""
     seen = []
     for process in processes:
@@ -134,11 +134,11 @@ def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[
             times, rss = process.cpu_times(), process.memory_info().rss
             pss = process.memory_full_info().pss if memory else 0
             role = role_of(title_of(process))
-            seen.append(Usage(process.pid, role, times.user + times.system, rss, pss))
+            seen.append(ProcessUsage(process.pid, role, times.user + times.system, rss, pss))
     return seen
 
 
-def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, float]:
+def cpu_between(before: Iterable[ProcessUsage], after: Iterable[ProcessUsage]) -> dict[str, float]:
     """CPU seconds by role. A process that ended in between is not counted, a new one completely."""
     earlier = {each.pid: each.cpu_s for each in before}
     spent: dict[str, float] = {}
@@ -148,7 +148,7 @@ def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, fl
     return spent
 
 
-def memory_by_role(usages: Sequence[Usage]) -> dict[str, tuple[int, int, int]]:
+def memory_by_role(usages: Sequence[ProcessUsage]) -> dict[str, tuple[int, int, int]]:
     """By role: the number of processes, their resident bytes, their proportional bytes."""
     number = Counter(each.role for each in usages)
     return {
@@ -188,7 +188,7 @@ class RunningServer:
     ready_s: float  # seconds from its start until it was ready
     log: Path
 
-    def usage(self, *, memory: bool = False) -> list[Usage]:
+    def usage(self, *, memory: bool = False) -> list[ProcessUsage]:
         return usage(marked(self.mark), memory=memory)
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from loadtests.benches import metrics_page
 from loadtests.benches.metrics_page import MetricSample
 from loadtests.benches.played import MODEL, played, shipped, speaking
-from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, median
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Column, Options, Runs, median
 from loadtests.benches.server import RunningServer, headrace, simulate
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, run
@@ -126,9 +126,9 @@ BENCH = Bench(
     about=__doc__,
     title="The simulator against a real server",
     options={
-        "scenario": Option("steady", "in loadtests/scenarios"),
-        "seeds": Option([1, 2, 3]),
-        "set": Option((), "path=value of the scenario; repeatable"),
+        "scenario": BenchOption("steady", "in loadtests/scenarios"),
+        "seeds": BenchOption([1, 2, 3]),
+        "set": BenchOption((), "path=value of the scenario; repeatable"),
     },
     measure=runs,
     columns=(

@@ -40,7 +40,7 @@ WAKE_AT_S = (60.0, 330.0)
 COMMAND = "python -m loadtests.recordings.war_room"
 
 
-def record() -> series_file.Recording:
+def record() -> series_file.SeriesRecording:
     """Starts a server, plays the scenario, stops the server."""
     scenario = scenario_file.load(HERE / "war-room.yaml", ())
     settings = yaml.safe_load((HERE / "war-room-server.yaml").read_text())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from deployments.tools.observability import alerts, promql
-from deployments.tools.observability.promql import Dashboard, Panel, Query, Row, Variable
+from deployments.tools.observability.promql import Dashboard, Panel, PanelRow, Query, Variable
 
 CHOSEN = 'namespace=~"$namespace",model=~"$model"'
 NO_DCGM = "there is no GPU, or no dcgm-exporter"
@@ -58,7 +58,7 @@ def _stages(q: float) -> Panel:
 
 
 _ARRIVED = f"({rate('arrivals_total', 'tenant')} > 0)"
-ARRIVALS = Row(
+ARRIVALS = PanelRow(
     "Arrivals",
     (
         Panel(
@@ -88,7 +88,7 @@ ARRIVALS = Row(
     ),
 )  # fmt: skip
 
-QUEUE = Row(
+QUEUE = PanelRow(
     "Queue",
     (
         Panel(
@@ -113,7 +113,7 @@ QUEUE = Row(
     ),
 )  # fmt: skip
 
-LATENCY = Row(
+LATENCY = PanelRow(
     "Latency",
     (
         Panel(
@@ -132,7 +132,7 @@ def _fill() -> str:
     return f"{rate('batch_size_sum', 'model')} / sum by (model) ({batches} * {full})"
 
 
-BATCHES = Row(
+BATCHES = PanelRow(
     "Batches",
     (
         Panel(
@@ -162,7 +162,7 @@ BATCHES = Row(
     ),
 )  # fmt: skip
 
-DEVICES = Row(
+DEVICES = PanelRow(
     "Accelerators",
     (
         Panel(
@@ -207,7 +207,7 @@ DEVICES = Row(
     ),
 )  # fmt: skip
 
-COPIES = Row(
+COPIES = PanelRow(
     "Copies, losses, books",
     (
         Panel(
@@ -268,7 +268,7 @@ def _burn(window: str) -> Query:
     return Query(f"{missed} / {budget}", f"{{{{tenant}}}}, {{{{model}}}}, {window}")
 
 
-ASKED = Row(
+ASKED = PanelRow(
     "Asked for and answered",
     (
         Panel(
@@ -293,7 +293,7 @@ ASKED = Row(
     ),
 )  # fmt: skip
 
-PROMISE = Row(
+PROMISE = PanelRow(
     "Promise",
     (
         Panel(
@@ -316,7 +316,7 @@ PROMISE = Row(
     ),
 )  # fmt: skip
 
-SHARE = Row(
+SHARE = PanelRow(
     "Share",
     (
         Panel(
@@ -334,7 +334,7 @@ SHARE = Row(
     ),
 )  # fmt: skip
 
-GENERATED = Row(
+GENERATED = PanelRow(
     "Generated text",
     (
         Panel(
