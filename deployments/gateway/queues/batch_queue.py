@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -130,42 +130,10 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
     return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
 
 
-class BatchCallsOwner(Protocol):
-    """The queue, as far as its leases need it."""
-
-    terms: VersionTerms  # the live version's
-
-    def links_changed(self) -> None:
-        """The set of reachable replicas has changed."""
-
-    def heard(self, replica_id: str) -> None:
-        """The replica has sent something."""
-
-    def takes(self, pending: PendingBatchRequest) -> bool:
-        """Whether the request's rows may be sent to the live version."""
-
-    def outdated(self, pending: PendingBatchRequest) -> None:
-        """End a request whose rows may not be sent to the live version."""
-
-    def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
-        """Hand the reply's answers to their requests; whether any request still waited for one.
-        `closed` follows."""
-
-    def failed(self, sent: SentBatch) -> None:
-        """The gateway itself failed on this lease: end its requests, so that no caller is left
-        waiting."""
-
-    def opened(self, sent: SentBatch) -> None:
-        """The replica has started the batch."""
-
-    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
-        """The lease has ended; called once for each."""
-
-
 class BatchCalls(LeaseCalls[SentBatch]):
     """One queue's batches at its replicas."""
 
-    def __init__(self, owner: BatchCallsOwner, channel: ReplicaChannel) -> None:
+    def __init__(self, owner: BatchQueue, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
         self._peer_demand = PeerQueueDepth()
@@ -355,16 +323,19 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
     def _abort(self, action: Abort) -> None:
         self.calls.abort(action.lease_id)
 
-    # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
+    # ---- what becomes of leases (for `BatchCalls`) ------------------------------------------
 
     def links_changed(self) -> None:
         known = [(uid, self._groups[uid]) for uid in self.calls.reached]
         self._list(tuple([Replica(uid, self._slots[group], group=group) for uid, group in known]))
 
     def opened(self, sent: SentBatch) -> None:
+        """The replica has started the batch."""
         self._step(Opened(sent.lease.lease_id), clock())
 
     def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
+        """Hand the reply's answers to their requests; whether any request still waited for one.
+        `closed` follows."""
         lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
         self._on_batch(_record(sent, round_trip_s, reply))
@@ -385,11 +356,13 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         return bool(awaited)
 
     def failed(self, sent: SentBatch) -> None:
-        """Fail every member that has no answer yet; none is retried."""
+        """The gateway itself failed on this lease: fail every member that has no answer yet, so
+        that no caller is left waiting; none is retried."""
         for pending in sent.members:
             self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
+        """The lease has ended; called once for each."""
         replica_lost = end is LeaseEnd.LOST and not sent.unsent
         quarantined = self._fail_quarantined(sent) if replica_lost else []
         self._take(Closed(sent.lease.lease_id, end, report, sent.failed), clock())
