@@ -25,7 +25,7 @@ import pytest
 
 from deployments.tools.observability.alerts import rules_file
 from deployments.tools.observability.promql import RATE_WINDOW
-from loadtests.recordings.series_file import SeriesRecording
+from tests.kube.recordings.series_file import SeriesRecording
 
 _KEEP = "--storage.tsdb.retention.time=100y"
 _MISSED_SCRAPES = 2.5

@@ -1,5 +1,5 @@
 """Every query of the dashboards and the alerts in a real Prometheus, over what a real server said
-under a real load (`loadtests/recordings`)."""
+under a real load (`tests/kube/recordings`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from deployments.tools.observability.dashboards import DASHBOARDS
-from loadtests.recordings import series_file, war_room
-from loadtests.recordings.series_file import SeriesRecording
 from tests.kube.chart import CHART
 from tests.kube.prometheus import Answer, RecordedServer, of_recording, plain
+from tests.kube.recordings import series_file, war_room
+from tests.kube.recordings.series_file import SeriesRecording
 
 PANELS = [(board.name, panel) for board in DASHBOARDS for panel in board.panels]
 RULES = [
