@@ -92,7 +92,8 @@ def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Ragged:
             continue
         arrays.append(column.rows[row])
         shapes.append(column.shapes[row])
-    return Ragged(datatype, np.concatenate(arrays), tuple(shapes))
+    data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return Ragged(datatype, data, tuple(shapes))
 
 
 def deliver_rows(
