@@ -158,11 +158,11 @@ class DeviceQueue:
     def probe(self, probe: HealthProbe) -> None:
         self._ready.put(probe)
 
-    def report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
+    def report(self, gateway: str, service_s: float = 0.0) -> Report:
         """What an answer to this gateway says of the replica; it must have put in a job before."""
         with self._lock:
             now = time.perf_counter()
-            return self._staging.report(gateway, now, service_s, padded_tokens)
+            return self._staging.report(gateway, now, service_s)
 
     @property
     def inflight(self) -> int:

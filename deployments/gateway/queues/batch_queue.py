@@ -223,7 +223,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
     def _report(self, sent: SentBatch, reply: BatchReply, round_trip_s: float) -> Report:
         waiting = self._peer_demand.update(sent.lease.replica_id, reply.waiting)
         return Report(
-            reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
+            reply.service_s, reply.inflight, reply.held, reply.seen,
             reply.retry_in_s, reply.transport_s(round_trip_s), reply.free_in_s, reply.virtual_time,
             reply.served, waiting,
         )  # fmt: skip

@@ -209,19 +209,17 @@ class StreamCalls(LeaseCalls[StreamRun]):
             self._owner.peers_served(replica_id, report)
 
     def _report(self, replica_id: str, piece: Piece, message: StepMessage) -> Report:
-        tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
         shares = self._shares.pop(replica_id, SharesMessage())
         return Report(
             service_s=piece.service_s,
             retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,
-            padded_tokens=sum(tokens) - piece.cached_tokens,
             inflight=message.inflight,
             held=message.held,
             seen=message.seen,
             virtual_time=shares.virtual_time,
             served=shares.served,
             waiting=shares.waiting or (),
-            tokens=Tokens(*tokens),
+            tokens=Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens),
         )
 
 
