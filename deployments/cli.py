@@ -20,7 +20,7 @@ from deployments.tools.commands import (
     COMMANDS,
     FILE,
     Duration,
-    Replicas,
+    ReplicaNumber,
     built_in_example,
     call,
     function,
@@ -66,7 +66,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.control.supervisor.server_files", "NoServer", 1),
         ("deployments.tools.where", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
-        ("deployments.tools.tenants_file", "CannotEdit", 1),
+        ("deployments.tools.keys", "CannotEdit", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
@@ -197,7 +197,7 @@ def freeze(switch: str, where: Where) -> None:
 
 @main.command(epilog="Example: headrace scale minilm 3")
 @click.argument("model")
-@click.argument("replicas", type=Replicas(), metavar="N|auto")
+@click.argument("replicas", type=ReplicaNumber(), metavar="N|auto")
 @click.option("--group", default="", help="Of a model that has groups: which one.")
 @reaches(url="gateways set no numbers of replicas; --address can")
 def scale(model: str, replicas: int | None, group: str, where: Where) -> None:

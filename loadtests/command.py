@@ -13,7 +13,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,17 @@ import click
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import WireError
 from loadtests.goodput import LEAST, GeneratorBehind, ScenarioTrials, Search, search
-from loadtests.mlperf import RULES, checks, scenario_of
 from loadtests.results import promises
 from loadtests.results.promises import PromiseFile
 from loadtests.results.record import Record, RecordError, load, save
 from loadtests.run import InvalidRunOptions, PreparedRun, RunOptions, prepare
 from loadtests.traffic.scenario_file import ScenarioErrors, located
 from loadtests.traffic.traces import TraceError
-from loadtests.versus import NotSimulated, side_by_side, simulated
 from loadtests.workers import WorkerLost
 
 RUNS = Path("out/load")
 FILE = click.Path(path_type=Path)
-_MISTAKES = (ScenarioErrors, TraceError, WireError, InvalidRunOptions, RecordError, NotSimulated)
+_MISTAKES = (ScenarioErrors, TraceError, WireError, InvalidRunOptions, RecordError)
 _FAILURES = (WorkerLost, GeneratorBehind)
 _OPTIONS = (
     click.argument("scenario", type=FILE),
@@ -219,7 +217,7 @@ def verdict(record: Record) -> int:
     return 0
 
 
-# ---- two records, the simulator ------------------------------------------------------------------
+# ---- two records ---------------------------------------------------------------------------------
 
 
 @main.command(epilog="Example: headrace load compare before.json after.json")
@@ -238,22 +236,7 @@ def compare(a: Path, b: Path, page: Path | None) -> None:
         click.echo(f"report: {page}")
 
 
-@main.command(epilog="Example: headrace load versus steady --url http://127.0.0.1:8000")
-@playing
-def versus(options: RunOptions) -> None:
-    """Play SCENARIO to the server at --url, simulate it, and print both."""
-    from loadtests.report.table import aligned
-
-    ready = prepare(options)
-    found = simulated(ready)
-    record = watched(ready, quiet=False)
-    for table in side_by_side(record, found):
-        click.echo(f"\n{table.caption}\n")
-        click.echo("\n".join(aligned(table)))
-    sys.exit(verdict(record))
-
-
-# ---- the highest rate, MLPerf, promises ----------------------------------------------------------
+# ---- the highest rate, promises ------------------------------------------------------------------
 
 
 @main.command(epilog="Example: headrace load goodput steady --url http://127.0.0.1:8000 --low 100")
@@ -284,10 +267,10 @@ def goodput(options: RunOptions, pause_s: float, path: Path | None, **bounds: fl
     sys.exit(0 if found.holds else 1)
 
 
-def _with_slo(options: RunOptions, *, tokens: bool = True) -> PreparedRun:
-    """`tokens`: whether limits of tokens will do. Raises InvalidRunOptions."""
+def _with_slo(options: RunOptions) -> PreparedRun:
+    """Raises InvalidRunOptions."""
     ready = prepare(options)
-    if ready.slo_s is None and not (tokens and ready.tokens):
+    if ready.slo_s is None and not ready.tokens:
         raise InvalidRunOptions(
             "--slo-ms is missing; neither it nor the settings file says a limit"
         )
@@ -299,31 +282,6 @@ def tell(rate: float, record: Record) -> None:
     p99_s = total.latency.percentile_s(99) or 0.0
     share = total.in_slo / max(1, total.offered)
     click.echo(f"  {rate:10,.1f}/s  {share:7.2%} in time  p99 {p99_s * 1e3:,.1f} ms", err=True)
-
-
-@main.command(
-    epilog="Example: headrace load mlperf steady --url http://127.0.0.1:8000 --scenario server"
-)
-@playing
-@click.option("--scenario", "kind", type=click.Choice(list(RULES)), required=True)
-@click.option("--rate", type=float, default=0.0, help="Queries a second of `server`.")
-@click.option("--clients", type=click.IntRange(1), default=256, help="At once, of `offline`.")
-@_JSON
-def mlperf(
-    options: RunOptions, kind: str, rate: float, clients: int, record_path: Path | None
-) -> None:
-    """Play an MLPerf load with SCENARIO's lengths and duration, and judge it by MLPerf's rules."""
-    if (kind == "server") != (rate > 0):
-        raise InvalidRunOptions("--scenario server and --rate N belong together")
-    ready = _with_slo(options, tokens=False) if kind == "server" else prepare(options)
-    ready = replace(ready, scenario=scenario_of(kind, ready.scenario, rate, clients))
-    record = watched(ready, quiet=False)
-    record.name = f"{record.name}, MLPerf {kind}"
-    record.checks = checks(kind, record, ready.slo_s)
-    if record_path is not None:
-        save(record, record_path)
-    show(record)
-    sys.exit(verdict(record) or (0 if all(held for _, _, held in record.checks) else 1))
 
 
 @main.command(epilog="Example: headrace load smoke smoke.yaml")

@@ -22,7 +22,7 @@ from loadtests.results.recorder import RecordingRules, RunRecorder, TokenLimits
 from loadtests.results.report_table import this_machine
 from loadtests.traffic import scenario_file
 from loadtests.traffic.scenario import Scenario
-from loadtests.workers import Glimpse, Order, WorkerResult, play
+from loadtests.workers import Glimpse, PlayOrder, WorkerResult, play
 from yaml_document.document import read_file
 from yaml_document.mistakes import DocumentErrors
 
@@ -70,7 +70,7 @@ class PreparedRun:
     edges: tuple[int, ...]
     tokens: TokenLimits = field(default_factory=TokenLimits)
 
-    def order(self) -> Order:
+    def order(self) -> PlayOrder:
         scenario, options = self.scenario, self.options
         terms = RecordingRules(
             {name: self._slo_s(name) for name, _ in scenario.callers()},
@@ -81,7 +81,7 @@ class PreparedRun:
             options.stream,
         )
         folder, processes = options.scenario.parent, options.processes
-        return Order(
+        return PlayOrder(
             scenario, folder, self.wire, terms, processes, options.connections, options.timeout_s
         )
 
@@ -133,7 +133,9 @@ class PreparedRun:
         )
 
 
-def fill(record: Record, order: Order, accounts: list[WorkerResult], slo_s: float | None) -> None:
+def fill(
+    record: Record, order: PlayOrder, accounts: list[WorkerResult], slo_s: float | None
+) -> None:
     """Adds up what each process saw."""
     recorder: RunRecorder = accounts[0].recorder
     for account in accounts[1:]:

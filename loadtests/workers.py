@@ -41,7 +41,7 @@ class WorkerLost(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PlayOrder:
     """What is to be played, and how. `connections`: of all processes together."""
 
     scenario: Scenario
@@ -75,7 +75,7 @@ class WorkerResult:
 Watch = Callable[[list[Glimpse]], None]
 
 
-def play(order: Order, watch: Watch) -> list[WorkerResult]:
+def play(order: PlayOrder, watch: Watch) -> list[WorkerResult]:
     """`watch` hears of the processes' last glimpses. Raises TraceError and WorkerLost."""
     start = time.time() + START_S
     running: list[tuple[BaseProcess, Connection]] = []
@@ -91,7 +91,7 @@ def play(order: Order, watch: Watch) -> list[WorkerResult]:
                 pipe.close()
 
 
-def _start(order: Order, number: int, start: float) -> tuple[BaseProcess, Connection]:
+def _start(order: PlayOrder, number: int, start: float) -> tuple[BaseProcess, Connection]:
     mine, its = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_work, args=(order, number, start, its), daemon=True)
     process.start()
@@ -152,7 +152,7 @@ def _interruptible(running: list[tuple[BaseProcess, Connection]]) -> Iterator[No
 # ---- in a process of its own --------------------------------------------------------------------
 
 
-def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
+def _work(order: PlayOrder, number: int, start: float, pipe: Connection) -> None:
     account: WorkerResult | Exception
     try:
         account = run_loop(_played(order, number, start, pipe))
@@ -162,7 +162,7 @@ def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
         pipe.send(account)
 
 
-async def _played(order: Order, number: int, start: float, pipe: Connection) -> WorkerResult:
+async def _played(order: PlayOrder, number: int, start: float, pipe: Connection) -> WorkerResult:
     recorder = RunRecorder(order.terms)
     plan = TrafficPlan(order.scenario, order.folder, part=PlanPart(number, order.processes))
     connections = max(1, min(order.connections, max_connections()) // order.processes)

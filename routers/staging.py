@@ -158,7 +158,6 @@ class Staging:
         gateway: str,
         now: float,
         service_s: float = 0.0,
-        padded_tokens: int = 0,
         transport_s: float = 0.0,
     ) -> Report:
         """The report for an answer to that gateway. The arguments are the answered batch's.
@@ -177,7 +176,6 @@ class Staging:
         foreign = running is not None and running.gateway != gateway
         return Report(
             service_s=service_s,
-            padded_tokens=padded_tokens,
             inflight=self.inflight,
             held=self.held(gateway),
             seen=peer.seen,

@@ -185,11 +185,12 @@ async def infer(switch: Callable[[bool], None]) -> None:
 
     row = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [[1, 2, 3]]}
     body = json.dumps({"inputs": [row]}).encode()
+    head = [(b"content-length", b"%d" % len(body))]  # as clients send it
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))
         for on in (False, False, True):
             switch(on)
-            answer = await ask(stand.app, "POST", "/v2/models/device/infer", body=body)
+            answer = await ask(stand.app, "POST", "/v2/models/device/infer", head, body)
             await stand.settled()
         switch(False)
         assert answer.status == 200

@@ -23,7 +23,7 @@ Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InstanceKind:
     """compute: its compute slices. size: its memory slices, from one of `starts` on."""
 
     name: str
@@ -38,18 +38,18 @@ class Kind:
 
 
 KINDS = (
-    Kind("1g", 1, 1, (0, 1, 2, 3, 4, 5, 6)),
-    Kind("1g double", 1, 2, (0, 2, 4, 6)),
-    Kind("2g", 2, 2, (0, 2, 4)),
-    Kind("3g", 3, 4, (4, 0)),  # the upper half first: the lower one holds more beside it
-    Kind("4g", 4, 4, (0,)),
-    Kind("7g", 7, 8, (0,)),
+    InstanceKind("1g", 1, 1, (0, 1, 2, 3, 4, 5, 6)),
+    InstanceKind("1g double", 1, 2, (0, 2, 4, 6)),
+    InstanceKind("2g", 2, 2, (0, 2, 4)),
+    InstanceKind("3g", 3, 4, (4, 0)),  # the upper half first: the lower one holds more beside it
+    InstanceKind("4g", 4, 4, (0,)),
+    InstanceKind("7g", 7, 8, (0,)),
 )
 NONE: Counts = (0,) * len(KINDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class InstancePlacement:
     """An instance of the kind at this position of `KINDS`, from memory slice `start` on."""
 
     kind: int
@@ -66,7 +66,7 @@ def fits(counts: Counts) -> bool:
 
 
 @cache
-def placed(counts: Counts) -> tuple[Placement, ...] | None:
+def placed(counts: Counts) -> tuple[InstancePlacement, ...] | None:
     """Where each of them stands, largest first; None where one GPU cannot hold them."""
     if any(n < 0 for n in counts) or _compute(counts) > COMPUTE_SLICES:
         return None
@@ -76,11 +76,11 @@ def placed(counts: Counts) -> tuple[Placement, ...] | None:
     return _place(wanted, frozenset(range(MEMORY_SLICES)))
 
 
-def _place(wanted: Sequence[int], free: frozenset[int]) -> tuple[Placement, ...] | None:
+def _place(wanted: Sequence[int], free: frozenset[int]) -> tuple[InstancePlacement, ...] | None:
     if not wanted:
         return ()
     for start in KINDS[wanted[0]].starts:
-        first = Placement(wanted[0], start)
+        first = InstancePlacement(wanted[0], start)
         if free.issuperset(first.covers):
             rest = _place(wanted[1:], free.difference(first.covers))
             if rest is not None:
@@ -148,7 +148,7 @@ class Profile:
     sms: int | None
 
     @property
-    def shape(self) -> Kind:
+    def shape(self) -> InstanceKind:
         return KINDS[self.kind]
 
     @property

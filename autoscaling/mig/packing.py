@@ -27,7 +27,7 @@ from autoscaling.mig.geometry import (
     NONE,
     Counts,
     Gpu,
-    Placement,
+    InstancePlacement,
     Profile,
     fits,
     free_compute,
@@ -153,7 +153,7 @@ def _without(counts: Counts, part: Counts) -> Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class SliceDemand:
     """Equal replicas, each of which gets a slice of its own."""
 
     name: str  # a model, or a model's group
@@ -167,8 +167,8 @@ class Slice:
     """An instance on a GPU and the replica that it is for. number: of the demand's, from 0."""
 
     profile: Profile
-    placement: Placement
-    demand: Demand
+    placement: InstancePlacement
+    demand: SliceDemand
     number: int
 
     @property
@@ -212,22 +212,22 @@ class PlannedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class Unplaced:
     """replicas: how many of the demand's have no place. reason: why, as a sentence's end."""
 
-    demand: Demand
+    demand: SliceDemand
     replicas: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Packing:
     """at_least: GPUs that what was placed needs in any case; fewer than `gpus` where the search was
     given up before it knew."""
 
     gpu: Gpu
     gpus: tuple[PlannedGpu, ...]
-    rejected: tuple[Rejection, ...]
+    rejected: tuple[Unplaced, ...]
     at_least: int
 
     @property
@@ -235,11 +235,11 @@ class Plan:
         return len(self.gpus) == self.at_least
 
 
-def pack(gpu: Gpu, demands: Sequence[Demand], max_gpus: int | None = None) -> Plan:
+def pack(gpu: Gpu, demands: Sequence[SliceDemand], max_gpus: int | None = None) -> Packing:
     """`max_gpus`: how many there are, None: as many as it takes. Names of demands are unlike."""
     profiles = {demand.name: profile_for(gpu, demand) for demand in demands}
     rejected = [
-        Rejection(demand, demand.replicas, found)
+        Unplaced(demand, demand.replicas, found)
         for demand in demands
         if isinstance(found := profiles[demand.name], str)
     ]
@@ -248,12 +248,12 @@ def pack(gpu: Gpu, demands: Sequence[Demand], max_gpus: int | None = None) -> Pl
     for (demand, profile), fitting in zip(able, admitted, strict=True):
         if fitting < demand.replicas:
             missing = demand.replicas - fitting
-            rejected.append(Rejection(demand, missing, _no_room(profile, fitting, max_gpus or 0)))
+            rejected.append(Unplaced(demand, missing, _no_room(profile, fitting, max_gpus or 0)))
     gpus = _planned(gpu, able, admitted, covered.gpus)
-    return Plan(gpu, gpus, tuple(rejected), covered.at_least)
+    return Packing(gpu, gpus, tuple(rejected), covered.at_least)
 
 
-def profile_for(gpu: Gpu, demand: Demand) -> Profile | str:
+def profile_for(gpu: Gpu, demand: SliceDemand) -> Profile | str:
     """The slice of each of its replicas, or why there is none."""
     if not demand.profile:
         return gpu.smallest(demand.need_mib) or _too_large(gpu, demand)
@@ -271,7 +271,7 @@ def profile_for(gpu: Gpu, demand: Demand) -> Profile | str:
     return profile
 
 
-def _too_large(gpu: Gpu, demand: Demand) -> str:
+def _too_large(gpu: Gpu, demand: SliceDemand) -> str:
     largest, unknown = gpu.largest(), gpu.unknown()
     said = (
         f"needs {demand.need_mib:,} MiB, and {largest.name}, the largest slice of {gpu.name} "
@@ -289,7 +289,7 @@ def _no_room(profile: Profile, fitting: int, gpus: int) -> str:
 
 
 def _admitted(
-    able: Sequence[tuple[Demand, Profile]], max_gpus: int | None
+    able: Sequence[tuple[SliceDemand, Profile]], max_gpus: int | None
 ) -> tuple[list[int], Cover]:
     """How many replicas of each may be placed, and a way to hold them."""
     everything = [demand.replicas for demand, _ in able]
@@ -299,7 +299,7 @@ def _admitted(
     return _in_turns(able, _Room(max_gpus))
 
 
-def _in_turns(able: Sequence[tuple[Demand, Profile]], room: _Room) -> tuple[list[int], Cover]:
+def _in_turns(able: Sequence[tuple[SliceDemand, Profile]], room: _Room) -> tuple[list[int], Cover]:
     """One replica of each a turn."""
     admitted = [0] * len(able)
     for turn in range(max(demand.replicas for demand, _ in able)):
@@ -341,7 +341,7 @@ class _Room:
         return True
 
 
-def _counted(able: Sequence[tuple[Demand, Profile]], replicas: Sequence[int]) -> Counts:
+def _counted(able: Sequence[tuple[SliceDemand, Profile]], replicas: Sequence[int]) -> Counts:
     counts = NONE
     for (_, profile), number in zip(able, replicas, strict=True):
         counts = with_one(counts, profile.kind, number)
@@ -350,7 +350,7 @@ def _counted(able: Sequence[tuple[Demand, Profile]], replicas: Sequence[int]) ->
 
 def _planned(
     gpu: Gpu,
-    able: Sequence[tuple[Demand, Profile]],
+    able: Sequence[tuple[SliceDemand, Profile]],
     replicas: Sequence[int],
     layouts: Sequence[Counts],
 ) -> tuple[PlannedGpu, ...]:
@@ -374,7 +374,7 @@ def _planned(
     return tuple(planned)
 
 
-def _taken(free: list[Placement], kind: int) -> Placement:
+def _taken(free: list[InstancePlacement], kind: int) -> InstancePlacement:
     found = next(each for each in free if each.kind == kind)
     free.remove(found)
     return found

@@ -24,7 +24,7 @@ Parts = tuple[int, ...]
 
 
 @dataclass
-class Spread:
+class GpuSpread:
     """kinds: of each demand, the position of its instance's kind; counts: of each GPU, its
     instances; held: of each GPU, how many replicas of each demand."""
 
@@ -43,7 +43,7 @@ class _Exchange:
     back: Parts
 
 
-def spread(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> Spread:
+def spread(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> GpuSpread:
     """`layouts` hold just the instances of all demands; `kinds`, `replicas`: of each demand."""
     state = _dealt(layouts, kinds, replicas)
     tries = iter(range(TRIES if len(layouts) <= MAX_GPUS else 0))
@@ -52,7 +52,7 @@ def spread(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[i
     return state
 
 
-def _improved(state: Spread, tries: Iterator[int]) -> bool:
+def _improved(state: GpuSpread, tries: Iterator[int]) -> bool:
     """Whether an exchange made it better before the tries were used up."""
     for exchange, _ in zip(_exchanges(state), tries, strict=False):
         if _gain(state, exchange) > 0 and _carried_out(state, exchange):
@@ -60,7 +60,7 @@ def _improved(state: Spread, tries: Iterator[int]) -> bool:
     return False
 
 
-def _dealt(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> Spread:
+def _dealt(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> GpuSpread:
     """Each to the GPU with a free instance of its kind that has fewest of its own."""
     held = [[0] * len(kinds) for _ in layouts]
     free = [list(layout) for layout in layouts]
@@ -70,10 +70,10 @@ def _dealt(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[i
             gpu = min(open_, key=lambda n: (held[n][demand], n))
             held[gpu][demand] += 1
             free[gpu][kinds[demand]] -= 1
-    return Spread(kinds, list(layouts), [tuple(each) for each in held])
+    return GpuSpread(kinds, list(layouts), [tuple(each) for each in held])
 
 
-def _exchanges(state: Spread) -> Iterator[_Exchange]:
+def _exchanges(state: GpuSpread) -> Iterator[_Exchange]:
     """Those first that even a demand out by themselves."""
     pairs = list(_pairs(state))
     for uneven in (True, False):
@@ -84,7 +84,7 @@ def _exchanges(state: Spread) -> Iterator[_Exchange]:
                     yield _Exchange(demand, source, target, back)
 
 
-def _pairs(state: Spread) -> Iterator[tuple[int, int, int]]:
+def _pairs(state: GpuSpread) -> Iterator[tuple[int, int, int]]:
     """(demand, GPU that has one of it, another GPU)"""
     for demand in range(len(state.kinds)):
         for source, held in enumerate(state.held):
@@ -104,7 +104,7 @@ def _parts(held: Parts) -> tuple[Parts, ...]:
     return tuple(sorted(found, key=lambda part: (sum(part), part)))
 
 
-def _gain(state: Spread, exchange: _Exchange) -> int:
+def _gain(state: GpuSpread, exchange: _Exchange) -> int:
     """By how much the sum of squares falls."""
     source, target = state.held[exchange.source], state.held[exchange.target]
     left, right = _after(exchange, source, target)
@@ -122,7 +122,7 @@ def _after(exchange: _Exchange, source: Parts, target: Parts) -> tuple[Parts, Pa
     return left, right
 
 
-def _carried_out(state: Spread, exchange: _Exchange) -> bool:
+def _carried_out(state: GpuSpread, exchange: _Exchange) -> bool:
     """Whether both GPUs can hold what they would get; then they have it."""
     at = (exchange.source, exchange.target)
     after = _after(exchange, *(state.held[gpu] for gpu in at))

@@ -1,7 +1,7 @@
 """How messages travel through Ray's calls and the cluster's store: as bytes, the version first.
 
 A pickle names modules and classes, so a class that has moved or changed breaks its reader. Here a
-message is a byte that names the version (`version.WIRE`), and a msgpack map with the names of its
+message is a byte that names the version (`WIRE`), and a msgpack map with the names of its
 fields. A reader ignores fields that it does not know, fills in the defaults of missing ones, and
 refuses versions older than it speaks. What needs no class (texts, numbers, plain lists) travels as
 it is.
@@ -15,7 +15,12 @@ from typing import Any, Generic, TypeVar, get_origin
 import msgspec
 import numpy as np
 
-from deployments.contract.version import SPOKEN, WIRE
+# Counts the layouts of what crosses processes; the rules for a change are in docs/data-channel.md,
+# golden bytes of each version hold them. 4: readers ignore further fields and frames of kinds to
+# come; 3 refuses both.
+WIRE = 4
+SPOKEN = (WIRE, WIRE - 1)  # best first
+SPOKEN_TEXT = ",".join(map(str, SPOKEN))
 
 T = TypeVar("T")
 _OLDEST = min(SPOKEN)

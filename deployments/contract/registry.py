@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from deployments.contract.codec import MessageCodec
-from deployments.contract.crash_reports import CrashReports
 from deployments.contract.description import ModelDescription
-from deployments.contract.pool import PoolMember
-from deployments.contract.rollout.costs import Fit
-from deployments.contract.rollout.observations import Observations
+from deployments.contract.rollout.observations import Fit, Observations
 from deployments.contract.rollout.terms import RolloutRoute
 from runtimes.types import DeviceMemory
 
@@ -29,6 +26,52 @@ no share of a rate; the inputs that it lost replicas with stay the same."""
 RateReport = dict[str, list[float]]
 """By tenant, or by key that has rates of its own: [requests asked for a second, requests passed,
 tokens asked for a second, tokens passed]."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashedInput:
+    """One input that was on a replica when that was lost."""
+
+    key: bytes  # the input's fingerprint, which includes the model's version
+    replicas: tuple[str, ...]  # that were lost with it
+    left_s: float  # for how long it still counts
+    convicted: bool  # quarantined, rather than only suspected (the wire's word)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashReport:
+    """What one gateway reports of one model: inputs that have ended replicas. Each gateway repeats
+    its whole report with every push, so a gateway that joins later, or a registry that has
+    restarted, knows all of it one push later. Times are seconds left, never readings of a clock."""
+
+    inputs: tuple[CrashedInput, ...] = ()
+    # By tenant: the replicas that the tenant's inputs have ended, and for how many
+    # seconds each still counts. By replica, because two gateways may report the same one.
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+CrashReports = dict[str, CrashReport]
+"""By model; a canary has an entry under the name that it is served under. `OF_GATEWAYS`: of
+requests that have ended gateways, which are named like replicas."""
+OF_GATEWAYS = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMember:
+    """A model that a replica of the shared pool serves."""
+
+    model: str
+    member: str  # id of this residency: from one loading of the model to its unloading
+    replica: str  # the pool replica's id in Serve
+    digest: str  # of the settings that the model was loaded with
+    version: str  # of the model that was loaded
+    channel: str  # address where it listens
+    slots: int  # batches that each gateway may have there
+    after_s: float  # predicted wait on the model's own replicas beyond which this one is used
+    channel_versions: str = "3"  # that it speaks, with commas between them
+
+
+MEMBERS = MessageCodec[tuple[PoolMember, ...]](tuple[PoolMember, ...])
 
 
 @dataclass(frozen=True, slots=True)

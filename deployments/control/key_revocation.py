@@ -70,7 +70,8 @@ class KeyRevocation:
 
     def listing(self) -> dict[str, Any]:
         """{"keys": a list of `KeyRow`}."""
-        return {"keys": key_rows(self._tenants(), self._store.revoked(), self._wall())}
+        keys = self._tenants().all_keys()
+        return {"keys": key_rows(keys, self._store.revoked(), self._wall())}
 
     def revoke(self, request: dict[str, Any]) -> dict[str, Any]:
         """Revoke a key. `request`: {"key": id or hash}. Returns {"revoked": id, "owner": its

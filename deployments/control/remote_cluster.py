@@ -243,7 +243,7 @@ class RemoteCluster:
         """The keys of the tenants there. Those that were revoked at a gateway do not say so.
         Raises ClusterError if a path names the tenants."""
         control = AppList.of(ours(self._rest.details())).control
-        return key_rows(_tenants(control), control.revoked, time.time())
+        return key_rows(_tenants(control).all_keys(), control.revoked, time.time())
 
     def revoke(self, name: str) -> dict[str, str]:
         """Revoke a key at once and for ever. `name`: its id or hash. Returns {"revoked": its id,

@@ -24,18 +24,18 @@ from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded
-from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
+from deployments.gateway.prompts import Ids, prompt_of, pseudo_ids, too_many
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.suspect_permits import Permit
-from deployments.gateway.request_context import (
+from deployments.gateway.rollout.model_selection import ModelSelection
+from deployments.gateway.services import (
     ENGINE_REFUSED,
+    GatewayServices,
     Generated,
     RequestContext,
     check_tenant_bounds,
     queue_request,
 )
-from deployments.gateway.rollout.model_selection import ModelSelection
-from deployments.gateway.services import GatewayServices
 from deployments.gateway.tenancy.tenants import Caller
 from deployments.preprocess.tokenizer import TextTokenizer
 from routers.api.requests import Tokens

@@ -35,14 +35,19 @@ from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTe
 from deployments.gateway.queues.lost_replicas import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.queues.suspected_requests import Work
-from deployments.gateway.request_context import RequestContext, check_tenant_bounds, queue_request
 from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rollout.model_selection import ModelSelection
 from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.rollout.shadow_traffic import Answered
 from deployments.gateway.rows import RowAnswer, Rows, row_keys
-from deployments.gateway.services import GatewayServices, RequestWatcher
+from deployments.gateway.services import (
+    GatewayServices,
+    RequestContext,
+    RequestWatcher,
+    check_tenant_bounds,
+    queue_request,
+)
 from deployments.gateway.tenancy.tenants import Caller, Tenant
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.costs import CostBounds, LiveCosts, Profile
+from deployments.contract.rollout.observations import CostBounds, LiveCosts, Profile
 from deployments.contract.rollout.terms import RolloutTerms
 
 _NOISE_S = 0.002  # a smaller difference is not taken for a difference between versions

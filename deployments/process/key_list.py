@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Literal, TypedDict
 
 from deployments.settings.key import KeySettings, OperatorKeySettings
-from deployments.settings.tree import TenantsSettings
 
 KeyState = Literal["good", "early", "expired", "revoked"]
 
@@ -22,9 +21,13 @@ class KeyRow(TypedDict):
     models: list[str] | None  # None: all that its owner may use
 
 
-def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) -> list[KeyRow]:
-    """A row for each key, tenants' keys first. `revoked`: hashes of revoked keys; `wall_s`: seconds
-    since the epoch."""
+def key_rows(
+    keys: Iterable[tuple[object, str, OperatorKeySettings]],
+    revoked: Collection[str],
+    wall_s: float,
+) -> list[KeyRow]:
+    """A row for each of `TenantsSettings.all_keys`. `revoked`: hashes of revoked keys; `wall_s`:
+    seconds since the epoch."""
     return [
         {
             "id": key.kid,
@@ -36,7 +39,7 @@ def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) 
             if isinstance(key, KeySettings) and key.models is not None
             else None,
         }
-        for _, owner, key in tenants.all_keys()
+        for _, owner, key in keys
     ]
 
 

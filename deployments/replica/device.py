@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deployments.contract.channel.frames import Column, RowError, from_ragged
+from deployments.contract.channel.frames import RowError
 from deployments.replica.device_memory import MemoryCap, tokens_of
 from deployments.settings.model import ModelSettings
 from routers.api.requests import FlowWork, Report
@@ -53,7 +53,7 @@ _FLOOR_S = 10.0  # that a run may take besides a multiple of its prediction
 class BatchResult(NamedTuple):
     """`outputs`: of the rows that did not fail, in order."""
 
-    outputs: dict[str, Column]
+    outputs: dict[str, Ragged]
     errors: tuple[RowError, ...]
     times: StageTimes
     padded_tokens: int
@@ -161,11 +161,11 @@ class DeviceQueue:
     def probe(self, probe: HealthProbe) -> None:
         self._ready.put(probe)
 
-    def report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
+    def report(self, gateway: str, service_s: float = 0.0) -> Report:
         """What an answer to this gateway says of the replica; it must have put in a job before."""
         with self._lock:
             now = time.perf_counter()
-            return self._staging.report(gateway, now, service_s, padded_tokens)
+            return self._staging.report(gateway, now, service_s)
 
     @property
     def inflight(self) -> int:
@@ -535,9 +535,7 @@ def run_bisected(
     outputs = {name: Ragged.joined([part.outputs[name] for part in done.parts]) for name in names}
     padded_tokens = sum(part.padded_tokens for part in done.parts)
     times = StageTimes.total(done.parts)
-    return BatchResult(
-        from_ragged(outputs), tuple(done.errors), times, padded_tokens, done.memory_faults
-    )
+    return BatchResult(outputs, tuple(done.errors), times, padded_tokens, done.memory_faults)
 
 
 def non_finite_rows(outputs: Mapping[str, Ragged]) -> list[int]:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from deployments.contract.rollout.costs import CostBounds, LiveCosts
+from deployments.contract.rollout.observations import CostBounds, LiveCosts
 from deployments.process.cost_gate import refusal
 from deployments.settings.model import ModelSettings
 from runtimes import catalog, staging

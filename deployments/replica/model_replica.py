@@ -26,11 +26,11 @@ import ray
 from ray import serve
 
 from autoscaling.types import StartReading, State
+from deployments.contract.codec import SPOKEN_TEXT
 from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.contract.registry import PROGRESS
-from deployments.contract.rollout.costs import LIVE_COSTS, CostBounds, LiveCosts
+from deployments.contract.rollout.observations import LIVE_COSTS, CostBounds, LiveCosts
 from deployments.contract.scaling.messages import START
-from deployments.contract.version import SPOKEN_TEXT
 from deployments.process import actors, logs
 from deployments.process.actors import registry
 from deployments.process.cost_gate import late_rows

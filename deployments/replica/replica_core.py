@@ -120,7 +120,7 @@ class ReplicaCore:
         result, t = job.result, job.result.times
         report = Report()
         if not (job.returned and self._leaving):
-            report = self._queue.report(job.staged.gateway, job.service_s, result.padded_tokens)
+            report = self._queue.report(job.staged.gateway, job.service_s)
         known = self._last_reported.get(link) is report.waiting  # this connection was told before
         self._last_reported[link] = report.waiting
         # A lease that left the device while an earlier answer was on its way counts: the gateway
@@ -132,7 +132,7 @@ class ReplicaCore:
             errors=result.errors,
             wait_s=job.wait_s,
             service_s=report.service_s,
-            padded_tokens=report.padded_tokens,
+            padded_tokens=result.padded_tokens,
             stages=(t.pad_s, t.copy_in_s, t.run_s, t.copy_out_s, t.post_s),
             inflight=report.inflight - report.held + held,
             held=held,

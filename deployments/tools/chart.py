@@ -27,7 +27,7 @@ from deployments.settings.model_fields import TIMEOUT_MS
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 from deployments.tools.observability.alerts import rules_file
-from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
+from deployments.tools.observability.dashboards import DASHBOARDS, dashboard_json
 
 SECTIONS = ("models", "tenants", "controllers", "operators", "scaling", "gateway")
 CHARTS = Path(__file__).parents[2] / "helm"

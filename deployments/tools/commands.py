@@ -19,7 +19,7 @@ from deployments.tools.where import Where, reaches
 FILE = click.Path(path_type=Path)
 
 
-class Replicas(click.ParamType[int | None]):
+class ReplicaNumber(click.ParamType[int | None]):
     """A number of replicas, or `auto`, which is None."""
 
     name = "N|auto"

@@ -16,7 +16,7 @@ import click
 import numpy as np
 import orjson
 
-from deployments.contract.channel.frames import rows_of as column_rows
+from deployments.contract.channel.frames import rows_of
 from deployments.contract.errors import HeadraceError
 from deployments.gateway.http.protocols import predict
 from deployments.gateway.rows import Rows
@@ -84,9 +84,7 @@ def _tried(
     done = run_bisected(runtime, batch, allow_non_finite=model.allow_non_finite)
     click.echo(f"{batch.rows} rows in {(time.perf_counter() - begin) * 1e3:.1f} ms")
     failed = {error.row: error for error in done.errors}
-    outputs = {
-        name: (column.datatype, column_rows(column)) for name, column in done.outputs.items()
-    }
+    outputs = {name: (ragged.datatype, rows_of(ragged)) for name, ragged in done.outputs.items()}
     body = predict.encode(call, outputs, described).body if outputs else b'{"predictions":[]}'
     answers = iter(orjson.loads(body)["predictions"])
     for row in range(batch.rows):
@@ -114,13 +112,12 @@ def _changed_alone(runtime: Runtime, batch: Batch, done: BatchResult) -> list[in
     """The rows whose answer depends on what else is in the batch."""
     failed = {error.row for error in done.errors}
     answered = [row for row in range(batch.rows) if row not in failed]
-    together = {name: column_rows(column) for name, column in done.outputs.items()}
+    together = {name: rows_of(ragged) for name, ragged in done.outputs.items()}
     changed = []
     for place, row in enumerate(answered if batch.rows > 1 else ()):
         alone = run_bisected(runtime, batch.picked([row]), allow_non_finite=True)
         same = not alone.errors and all(
-            _close(column_rows(alone.outputs[name])[0], rows[place])
-            for name, rows in together.items()
+            _close(rows_of(alone.outputs[name])[0], rows[place]) for name, rows in together.items()
         )
         if not same:
             changed.append(row)

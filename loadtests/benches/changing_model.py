@@ -21,9 +21,8 @@ from typing import Any
 import yaml
 
 from loadtests.benches.runner import say
-from loadtests.benches.server import SETTINGS_DIR, RunningServer, Settings
+from loadtests.benches.server import SETTINGS_DIR, RunningServer, Settings, command_line
 from loadtests.results.report_table import Table
-from loadtests.versus import command_line
 
 MODEL = "changing"
 REPLICAS, SERVICE_MS, LOAD = 2, 50, 0.5

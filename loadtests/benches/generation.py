@@ -32,8 +32,8 @@ from loadtests.benches import metrics_page
 from loadtests.benches.played import percentile
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     BenchRun,
-    Option,
     Options,
     Runs,
     alternate,
@@ -337,11 +337,11 @@ BENCH = Bench(
     about=__doc__,
     title="Streams of tokens, beside vLLM's own server",
     options={
-        "sizes": Option(list(SIZES), choices=SIZES),
-        "clients": Option(16),
-        "seconds": Option(30.0, "a trial (%(default)s)"),
-        "warmup": Option(8.0, "s before it (%(default)s)"),
-        "repeats": Option(3),
+        "sizes": BenchOption(list(SIZES), choices=SIZES),
+        "clients": BenchOption(16),
+        "seconds": BenchOption(30.0, "a trial (%(default)s)"),
+        "warmup": BenchOption(8.0, "s before it (%(default)s)"),
+        "repeats": BenchOption(3),
     },
     measure=runs,
     columns=(

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.benches.server import Launch, RunningServer, free_port, launched
 from loadtests.benches.trivial_server import ANSWER
 from loadtests.client.http1 import ResponseParser
@@ -176,10 +176,10 @@ BENCH = Bench(
     about=__doc__,
     title="The load generator",
     options={
-        "rates": Option([1000.0, 2500.0, 5000.0, 7500.0]),
-        "seconds": Option(10.0),
-        "repeats": Option(3, "of the comparison with wrk"),
-        "delay_ms": Option(10.0, "least, beside wrk"),
+        "rates": BenchOption([1000.0, 2500.0, 5000.0, 7500.0]),
+        "seconds": BenchOption(10.0),
+        "repeats": BenchOption(3, "of the comparison with wrk"),
+        "delay_ms": BenchOption(10.0, "least, beside wrk"),
     },
     measure=runs,
     tables=tables,

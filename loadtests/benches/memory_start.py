@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from loadtests.benches.overhead import device_load
 from loadtests.benches.ragged_embeddings import minilm_load
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, median, spread
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, median, spread
 from loadtests.benches.server import BENCH_DIR, MIB, example, headrace, memory_by_role
 from loadtests.client.load import run
 from loadtests.results.report_table import BenchVerdict, Table, at_most
@@ -78,8 +78,8 @@ BENCH = Bench(
     about=__doc__,
     title="Memory and start-up",
     options={
-        "examples": Option(["minilm", "device"], choices=("minilm", "device")),
-        "repeats": Option(2),
+        "examples": BenchOption(["minilm", "device"], choices=("minilm", "device")),
+        "repeats": BenchOption(2),
     },
     measure=runs,
     columns=(("ready after s", median("ready_s")), ("least–most", spread("ready_s"))),

@@ -25,8 +25,8 @@ from typing import Any
 from loadtests.benches import metrics_page
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     Column,
-    Option,
     Options,
     Runs,
     in_systems,
@@ -246,13 +246,13 @@ BENCH = Bench(
     about=__doc__,
     title="Overhead around a device of 2 ms a batch",
     options={
-        "systems": Option(
+        "systems": BenchOption(
             [HEADRACE, RAY_SERVE, TRITON], choices=(*OURS, RAY_SERVE, RAY_SERVE_DEFAULTS, TRITON)
         ),
-        "clients": Option([1, 32, 128]),
-        "seconds": Option(8.0, "a trial (%(default)s)"),
-        "warmup": Option(2.0, "s before it (%(default)s)"),
-        "repeats": Option(3),
+        "clients": BenchOption([1, 32, 128]),
+        "seconds": BenchOption(8.0, "a trial (%(default)s)"),
+        "warmup": BenchOption(2.0, "s before it (%(default)s)"),
+        "repeats": BenchOption(3),
     },
     measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,

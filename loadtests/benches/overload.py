@@ -22,9 +22,9 @@ from typing import Any
 from loadtests.benches.played import MODEL, BenchScenario, Played, played, shipped, speaking
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     BenchRun,
     Column,
-    Option,
     Options,
     Runs,
     median,
@@ -215,11 +215,11 @@ BENCH = Bench(
     about=__doc__,
     title="Overload on a real server",
     options={
-        "bodies": Option(list(BODIES), choices=BODIES),
-        "callers": Option(list(CALLERS), choices=CALLERS),
-        "loads": Option(list(LOADS)),
-        "seconds": Option(10.0, "a load (%(default)s)"),
-        "burst": Option(True),
+        "bodies": BenchOption(list(BODIES), choices=BODIES),
+        "callers": BenchOption(list(CALLERS), choices=CALLERS),
+        "loads": BenchOption(list(LOADS)),
+        "seconds": BenchOption(10.0, "a load (%(default)s)"),
+        "burst": BenchOption(True),
     },
     measure=runs,
     tables=tables,

@@ -17,9 +17,9 @@ from typing import Any
 
 from loadtests.benches.compare.shares import COSTS_MS, NAMES, Kept, kept_of
 from loadtests.benches.played import SCENARIOS
-from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, say, table
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Column, Options, Runs, say, table
+from loadtests.benches.server import simulate
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most
-from loadtests.versus import simulate
 
 RESOLUTION = 1.02  # percentiles come from histograms, so equal runs may differ by this factor
 LONGEST = 1.5  # times the longest batch's service time
@@ -214,7 +214,7 @@ BENCH = Bench(
     name="policies",
     about=__doc__,
     title="What the policies promise, on virtual time",
-    options={"workers": Option(2, "runs at a time")},
+    options={"workers": BenchOption(2, "runs at a time")},
     measure=runs,
     tables=tables,
     thresholds=thresholds,

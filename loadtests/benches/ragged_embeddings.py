@@ -21,9 +21,9 @@ import yaml
 
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     BenchRun,
     Column,
-    Option,
     Options,
     Runs,
     alternate,
@@ -138,14 +138,14 @@ BENCH = Bench(
     about=__doc__,
     title=lambda options: f"MiniLM under a ragged mix, {options.runtime} {options.precision}",
     options={
-        "runtime": Option("openvino"),
-        "precision": Option("bf16"),
-        "wire": Option("binary", choices=("binary", "json")),
-        "clients": Option(128),
-        "rows": Option(2000, "different rows (%(default)s)"),
-        "seconds": Option(10.0),
-        "warmup": Option(3.0),
-        "repeats": Option(3),
+        "runtime": BenchOption("openvino"),
+        "precision": BenchOption("bf16"),
+        "wire": BenchOption("binary", choices=("binary", "json")),
+        "clients": BenchOption(128),
+        "rows": BenchOption(2000, "different rows (%(default)s)"),
+        "seconds": BenchOption(10.0),
+        "warmup": BenchOption(3.0),
+        "repeats": BenchOption(3),
     },
     measure=runs,
     columns=(

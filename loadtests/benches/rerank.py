@@ -22,8 +22,8 @@ import numpy as np
 
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     Column,
-    Option,
     in_systems,
     rates,
     times_the_others,
@@ -175,11 +175,11 @@ BENCH = Bench(
     about=__doc__,
     title="32 ragged documents a query, reranked by three servers",
     options={
-        "systems": Option([HEADRACE, INFINITY, VLLM], choices=(HEADRACE, INFINITY, VLLM)),
-        "clients": Option([1, 8]),
-        "seconds": Option(40.0, "a trial (%(default)s)"),
-        "warmup": Option(5.0, "s before it (%(default)s)"),
-        "repeats": Option(3),
+        "systems": BenchOption([HEADRACE, INFINITY, VLLM], choices=(HEADRACE, INFINITY, VLLM)),
+        "clients": BenchOption([1, 8]),
+        "seconds": BenchOption(40.0, "a trial (%(default)s)"),
+        "warmup": BenchOption(5.0, "s before it (%(default)s)"),
+        "repeats": BenchOption(3),
     },
     measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,

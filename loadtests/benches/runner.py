@@ -202,7 +202,7 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class BenchOption:
     """A command-line option of a bench.
 
     The type of `default` decides the kind of option: a list takes several values, an empty tuple
@@ -254,7 +254,7 @@ class Bench:
     first: str = ""  # what sides are, over their names
     tables: Callable[[Runs, Options], Iterable[Table]] = lambda runs, options: ()  # further ones
     thresholds: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, BenchOption] = field(default_factory=dict)
     notes: tuple[str, ...] | Callable[[Runs, Options], Iterable[str]] = ()
     record: Callable[[Any], Any] = lambda result: result  # what the report keeps of a run's result
     pictures: Callable[[Runs], Iterable[Picture]] = lambda runs: ()

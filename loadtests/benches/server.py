@@ -18,6 +18,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -30,8 +31,6 @@ from typing import Any
 
 import psutil
 import yaml
-
-from loadtests.versus import command_line
 
 BENCH_DIR = Path("out/bench")
 SETTINGS_DIR = BENCH_DIR / "settings"
@@ -74,11 +73,29 @@ class ServerTrouble(RuntimeError):
     """The server did not start, or left processes behind."""
 
 
+def command_line() -> list[str]:
+    """The installed `headrace`, or the same entry point if it is not installed."""
+    installed = Path(sys.executable).with_name("headrace")
+    if installed.exists():
+        return [str(installed)]
+    return [sys.executable, "-c", "from deployments.cli import main; main(prog_name='headrace')"]
+
+
+def simulate(path: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What `headrace simulate --json` prints. Raises RuntimeError where it refuses."""
+    command = [*command_line(), "simulate", str(path), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-2000:] or f"simulate exited {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 # ---- processes -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """The resources that one process has used, at one moment."""
 
     pid: int
@@ -109,7 +126,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return [process for process in found if process.pid != os.getpid()]
 
 
-def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[Usage]:
+def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[ProcessUsage]:
     """`memory`: also reads the proportional set size, which takes some ms for each process."""
     seen = []
     for process in processes:
@@ -117,11 +134,11 @@ def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[
             times, rss = process.cpu_times(), process.memory_info().rss
             pss = process.memory_full_info().pss if memory else 0
             role = role_of(title_of(process))
-            seen.append(Usage(process.pid, role, times.user + times.system, rss, pss))
+            seen.append(ProcessUsage(process.pid, role, times.user + times.system, rss, pss))
     return seen
 
 
-def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, float]:
+def cpu_between(before: Iterable[ProcessUsage], after: Iterable[ProcessUsage]) -> dict[str, float]:
     """CPU seconds by role. A process that ended in between is not counted, a new one completely."""
     earlier = {each.pid: each.cpu_s for each in before}
     spent: dict[str, float] = {}
@@ -131,7 +148,7 @@ def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, fl
     return spent
 
 
-def memory_by_role(usages: Sequence[Usage]) -> dict[str, tuple[int, int, int]]:
+def memory_by_role(usages: Sequence[ProcessUsage]) -> dict[str, tuple[int, int, int]]:
     """By role: the number of processes, their resident bytes, their proportional bytes."""
     number = Counter(each.role for each in usages)
     return {
@@ -171,7 +188,7 @@ class RunningServer:
     ready_s: float  # seconds from its start until it was ready
     log: Path
 
-    def usage(self, *, memory: bool = False) -> list[Usage]:
+    def usage(self, *, memory: bool = False) -> list[ProcessUsage]:
         return usage(marked(self.mark), memory=memory)
 
 

@@ -5,7 +5,7 @@
 arrivals, lengths and settings. The simulator cannot know the times of HTTP and of the call between
 gateway and replica, so these are measured on each server first, with one request at a time, and
 passed as `network_ms` and `transport_ms`. Repeats have different seeds. Promise: the medians of p50
-and p99 differ by at most 15 %. `headrace load versus` compares any scenario with any server.
+and p99 differ by at most 15 %.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from dataclasses import asdict, dataclass
 from loadtests.benches import metrics_page
 from loadtests.benches.metrics_page import MetricSample
 from loadtests.benches.played import MODEL, played, shipped, speaking
-from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, median
-from loadtests.benches.server import RunningServer, headrace
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Column, Options, Runs, median
+from loadtests.benches.server import RunningServer, headrace, simulate
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, run
 from loadtests.client.protocols.open_inference import OpenInference
 from loadtests.client.protocols.types import Endpoint
 from loadtests.results.report_table import BenchVerdict, ratio
 from loadtests.traffic.workload import infer_body, token_ids
-from loadtests.versus import simulate
 
 MAX_OFF = 0.15
 PERCENTS = (50, 90, 99)
@@ -127,9 +126,9 @@ BENCH = Bench(
     about=__doc__,
     title="The simulator against a real server",
     options={
-        "scenario": Option("steady", "in loadtests/scenarios"),
-        "seeds": Option([1, 2, 3]),
-        "set": Option((), "path=value of the scenario; repeatable"),
+        "scenario": BenchOption("steady", "in loadtests/scenarios"),
+        "seeds": BenchOption([1, 2, 3]),
+        "set": BenchOption((), "path=value of the scenario; repeatable"),
     },
     measure=runs,
     columns=(

@@ -22,8 +22,8 @@ import yaml
 
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     Column,
-    Option,
     in_systems,
     median,
     rates,
@@ -51,7 +51,7 @@ HEADRACE = "headrace"
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class TabularSystem:
     """`files`: what a user writes; `program`: after the interpreter, before the port."""
 
     path: str
@@ -63,10 +63,10 @@ class System:
 
 
 SYSTEMS = {
-    HEADRACE: System(
+    HEADRACE: TabularSystem(
         "/v2/models/forest/infer", _TENSORS, ("headrace_forest.py", "headrace.yaml"), "/readyz"
     ),
-    "triton": System(
+    "triton": TabularSystem(
         "/v2/models/forest/infer",
         _TENSORS,
         ("triton/forest/1/model.py", "triton/forest/config.pbtxt"),
@@ -77,7 +77,7 @@ SYSTEMS = {
             *(str(FOLDER / "triton"), "--port"),
         ),
     ),
-    "litserve": System(
+    "litserve": TabularSystem(
         "/predict",
         {"flower": FLOWER},
         ("litserve_forest.py",),
@@ -85,7 +85,7 @@ SYSTEMS = {
         "tabular",
         (str(FOLDER / "litserve_forest.py"),),
     ),
-    "bentoml": System(
+    "bentoml": TabularSystem(
         "/predict",
         {"flowers": [FLOWER]},
         ("bentoml_forest.py",),
@@ -96,7 +96,7 @@ SYSTEMS = {
             *("--host", "127.0.0.1", "--port"),
         ),
     ),
-    "ray-serve": System(
+    "ray-serve": TabularSystem(
         "/",
         {"flower": FLOWER},
         ("ray_serve_forest.py",),
@@ -119,7 +119,7 @@ class TabularTrial:
         }  # fmt: skip
 
 
-def lines_of(system: System) -> int:
+def lines_of(system: TabularSystem) -> int:
     return sum(_lines(FOLDER / name) for name in system.files)
 
 
@@ -157,7 +157,7 @@ def serving(name: str) -> Iterator[RunningServer]:
         yield _checked(running, system)
 
 
-def _checked(running: RunningServer, system: System) -> RunningServer:
+def _checked(running: RunningServer, system: TabularSystem) -> RunningServer:
     said = post(running.url + system.path, system.body, 30).decode()
     if SPECIES not in said:
         raise AssertionError(f"{running.name} answers {said[:200]}, not {SPECIES}")
@@ -190,11 +190,11 @@ BENCH = Bench(
     about=__doc__,
     title="One scikit-learn model behind five servers",
     options={
-        "systems": Option(list(SYSTEMS), choices=tuple(SYSTEMS)),
-        "clients": Option([32]),
-        "seconds": Option(8.0, "a trial (%(default)s)"),
-        "warmup": Option(2.0, "s before it (%(default)s)"),
-        "repeats": Option(3),
+        "systems": BenchOption(list(SYSTEMS), choices=tuple(SYSTEMS)),
+        "clients": BenchOption([32]),
+        "seconds": BenchOption(8.0, "a trial (%(default)s)"),
+        "warmup": BenchOption(2.0, "s before it (%(default)s)"),
+        "repeats": BenchOption(3),
     },
     measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,

@@ -19,7 +19,7 @@ MIN_BATCHES = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class TenantShare:
+class Entitlement:
     """What entitles a tenant: its weight among those of its priority, 0 the most urgent."""
 
     weight: float = 1.0
@@ -66,7 +66,7 @@ class _TenantCost:
 class Fairness:
     """Accounts of a run; times ascend. Windows count from `begin_s` on, whole ones only."""
 
-    claims: Mapping[str, TenantShare]
+    claims: Mapping[str, Entitlement]
     begin_s: float
     end_s: float
     window_s: float = WINDOW_S
@@ -142,7 +142,7 @@ def jain(values: Iterable[float]) -> float | None:
 
 
 def shares_of(
-    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, TenantShare]
+    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, Entitlement]
 ) -> dict[str, float]:
     """What each tenant is entitled to: where it wants less than its part, the others share the
     rest; where all have enough, a share is what it could have had besides."""
@@ -155,7 +155,7 @@ def shares_of(
 
 
 def _filled(
-    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, TenantShare]
+    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, Entitlement]
 ) -> dict[str, float]:
     """One priority's: `level` x weight each, where the level is what uses the capacity up."""
     level, left = 0.0, max(0.0, capacity)

@@ -108,7 +108,7 @@ class Record:
     tokens: int = 0
     padded_tokens: int = 0
     client: Client = field(default_factory=Client)
-    # (what, how, whether it held) of promises and rules: `headrace load smoke`, MLPerf scenarios.
+    # (what, how, whether it held) of promises: `headrace load smoke`.
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
     malformed: dict[str, int] = field(default_factory=dict)  # by status or trouble; in no cell
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtests.results.fairness import Fairness, TenantShare
+from loadtests.results.fairness import Entitlement, Fairness
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.time_series import TimeSeries
 
@@ -176,7 +176,7 @@ class Summary:
 
     def __init__(
         self,
-        claims: Mapping[str, TenantShare],
+        claims: Mapping[str, Entitlement],
         edges: tuple[int, ...],
         begin_s: float,
         end_s: float,

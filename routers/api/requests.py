@@ -116,8 +116,6 @@ class Report:
     """What a replica's answer says about the lease and about the replica."""
 
     service_s: float = 0.0  # device seconds of the lease
-    padded_tokens: int = 0  # tokens of the batch, padding included
-
     inflight: int = 0  # leases of all gateways that the replica holds after this one
     # Of *this* gateway: leases that the replica holds after this one, and the highest lease id that
     # it has ever accepted (0: it says nothing of both). Together they make the drift exact.

@@ -296,13 +296,13 @@ class SimBatchReplica:
         fails = self.device.fails
         if fails is not None:
             sim_lease.failed = tuple([n for n in range(len(sim_lease.members)) if fails()])
-        report = self._report(gateway, service_s, sim_lease.padded_tokens)
+        report = self._report(gateway, service_s)
         self._answer(sim_lease, LeaseEnd.DONE, report)
         self._perform(turn)
 
-    def _report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
+    def _report(self, gateway: str, service_s: float = 0.0) -> Report:
         now, transport_s = self._environment.now, self.device.transport_s
-        return self._staging.report(gateway, now, service_s, padded_tokens, transport_s)
+        return self._staging.report(gateway, now, service_s, transport_s)
 
     def _answer(self, sim_lease: SimLease, end: LeaseEnd, report: Report) -> None:
         environment = self._environment

@@ -10,6 +10,7 @@ import numpy as np
 from channel_peers import Peer, until
 from device_jobs import worker_of
 from fake_runtimes import Gated, Moody
+from ragged_rows import ragged
 
 from deployments.contract.channel.frames import (
     BatchCall,
@@ -17,7 +18,6 @@ from deployments.contract.channel.frames import (
     Kind,
     decode_reply,
     encode_call,
-    pack,
 )
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.replica_core import ReplicaCore
@@ -50,7 +50,7 @@ class Stand:
 
 def batch(*values: int, **more: Any) -> list[Any]:
     """A batch of one row, whose answer it is."""
-    column = pack("INT64", [np.array(values)], None)
+    column = ragged("INT64", [np.array(values)])
     lengths = np.array([len(values)], dtype=np.int32).tobytes()
     return encode_call(BatchCall(60.0, lengths, {"x": column}, None, **more))
 
@@ -62,4 +62,4 @@ async def answer(peer: Peer, lease_id: int) -> BatchReply:
 async def is_served(peer: Peer, lease_id: int) -> bool:
     peer.send(Kind.BATCH, lease_id, batch(lease_id))
     reply = await answer(peer, lease_id)
-    return bytes(reply.outputs["y"].buffer) == np.array([lease_id]).tobytes()  # type: ignore[arg-type]
+    return reply.outputs["y"].data.tolist() == [lease_id]

@@ -26,7 +26,7 @@ from deployments.contract.channel.stream_messages import (
     decode_generate,
     encode_steps,
 )
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.process.replica_directory import RunningReplica
 from runtimes.types import EngineLoad

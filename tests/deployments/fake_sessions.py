@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from deployments.contract.channel.frames import BatchReply, Buffer, Frame, Kind, decode_reply
 from deployments.contract.channel.stream_messages import Piece, StepMessage, decode_steps
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 
 
 def frame(kind: Kind, lease_id: int = 0, parts: Sequence[Buffer] = ()) -> Frame:

@@ -15,9 +15,8 @@ from deployments.contract.channel.frames import (
     RowError,
     decode_call,
     encode_reply,
-    from_ragged,
 )
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.process.replica_directory import RunningReplica
 from runtimes.types import Ragged
@@ -88,5 +87,5 @@ class FarEnd:
 def reply_of(*values: float, failed: tuple[RowError, ...] = (), busy: bool = False) -> BatchReply:
     """Rows of one single number each."""
     data = np.array(values, dtype=np.float32)
-    outputs = from_ragged({"y": Ragged("FP32", data, ((),) * len(values))}) if values else {}
+    outputs = {"y": Ragged("FP32", data, ((),) * len(values))} if values else {}
     return BatchReply(busy, outputs, failed, 0.0, 0.1, 0, _NO_STAGES, 0, 0, 0, 0.0, 0.0)

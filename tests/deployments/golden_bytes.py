@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.contract.version import SPOKEN, WIRE
+from deployments.contract.codec import SPOKEN, WIRE
 
 ROOT = Path(__file__).parent / "contract" / "golden"
 

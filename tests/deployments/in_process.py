@@ -27,6 +27,7 @@ from deployments.contract.channel.frames import (
     decode_call,
     encode_reply,
 )
+from deployments.contract.codec import WIRE
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.rollout.terms import (
     AgreementTerms,
@@ -35,7 +36,6 @@ from deployments.contract.rollout.terms import (
     canary_of,
     is_canary,
 )
-from deployments.contract.version import WIRE
 from deployments.gateway.app import assembled
 from deployments.gateway.models.catalogue import Catalogue, _public_description
 from deployments.gateway.models.served_model import ServedModel

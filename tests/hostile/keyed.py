@@ -20,7 +20,7 @@ from in_process import Stand
 from raw_http import Target
 
 from deployments.gateway.app import assembled
-from deployments.gateway.telemetry.access_log import AccessLog
+from deployments.gateway.telemetry.gateway_telemetry import AccessLog
 from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
 from deployments.gateway.tenancy.tenants import hash_key
 from tests.deployments.conftest import described

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deployments.gateway.preprocess.inputs import INLINE_CHARS, encode_texts
+from deployments.gateway.services import INLINE_CHARS, encode_texts
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.tokenizer import TextTokenizer
 
@@ -43,7 +43,7 @@ CACHES = {
     "deployments/gateway/tenancy/fair_thread_pool.py": QUEUE,
     "deployments/gateway/queues/lost_replicas.py": "meant for all: what ends replicas is refused",
     "deployments/gateway/queues/connections.py": NO_INPUT,
-    "deployments/gateway/reuse/response_cache.py": TENANT,
+    "deployments/gateway/reuse/answer_reuse.py": TENANT,
     "deployments/gateway/telemetry/metric_families.py": "label sets: tenants and models' names",
     "deployments/replica/pool/residents.py": "loaded models",
     "routers/estimates/output_lengths.py": TENANT,

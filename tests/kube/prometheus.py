@@ -25,7 +25,7 @@ import pytest
 
 from deployments.tools.observability.alerts import rules_file
 from deployments.tools.observability.promql import RATE_WINDOW
-from loadtests.recordings.series_file import Recording
+from tests.kube.recordings.series_file import SeriesRecording
 
 _KEEP = "--storage.tsdb.retention.time=100y"
 _MISSED_SCRAPES = 2.5
@@ -85,7 +85,7 @@ class RecordedServer:
 
 
 @contextlib.contextmanager
-def of_recording(recording: Recording, folder: Path) -> Iterator[RecordedServer]:
+def of_recording(recording: SeriesRecording, folder: Path) -> Iterator[RecordedServer]:
     """`folder`: an empty one."""
     at_s = recording.at_s
     every_s = round((at_s[-1] - at_s[0]) / (len(at_s) - 1), 1)

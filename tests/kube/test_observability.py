@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deployments.tools.observability.alerts import rules
-from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
+from deployments.tools.observability.dashboards import DASHBOARDS, dashboard_model
 from tests.kube.chart import Values, objects
 
 ON = {"observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}}

@@ -1,5 +1,5 @@
 """Every query of the dashboards and the alerts in a real Prometheus, over what a real server said
-under a real load (`loadtests/recordings`)."""
+under a real load (`tests/kube/recordings`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.tools.observability.grafana import DASHBOARDS
-from loadtests.recordings import series_file, war_room
-from loadtests.recordings.series_file import Recording
+from deployments.tools.observability.dashboards import DASHBOARDS
 from tests.kube.chart import CHART
 from tests.kube.prometheus import Answer, RecordedServer, of_recording, plain
+from tests.kube.recordings import series_file, war_room
+from tests.kube.recordings.series_file import SeriesRecording
 
 PANELS = [(board.name, panel) for board in DASHBOARDS for panel in board.panels]
 RULES = [
@@ -30,13 +30,13 @@ GENERATED = {"Tokens", "Time to the first token", "Time per further token"}
 
 
 @pytest.fixture(scope="module")
-def recording() -> Recording:
+def recording() -> SeriesRecording:
     return series_file.read(war_room.RECORDING)
 
 
 @pytest.fixture(scope="module")
 def server(
-    recording: Recording, tmp_path_factory: pytest.TempPathFactory
+    recording: SeriesRecording, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RecordedServer]:
     with of_recording(recording, tmp_path_factory.mktemp("prometheus")) as started:
         yield started
@@ -85,7 +85,7 @@ def test_a_wrong_query_is_refused(server: RecordedServer) -> None:
 
 
 def test_the_server_counts_what_the_client_had_answered(
-    recording: Recording, server: RecordedServer
+    recording: SeriesRecording, server: RecordedServer
 ) -> None:
     answered = int(recording.facts["requests"].split()[-2])
     query = 'sum(headrace_requests_total{outcome="ok",model="device"})'

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from loadtests.client.alarm import Alarm, LinuxAlarm, alarm
+from loadtests.client.player import Alarm, LinuxAlarm, alarm
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
 KINDS = [Alarm, pytest.param(LinuxAlarm, marks=ON_LINUX)]

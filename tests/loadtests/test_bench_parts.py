@@ -12,8 +12,8 @@ from loadtests.benches.played import Played, counted
 from loadtests.benches.runner import BenchRun, Runs
 from loadtests.benches.server import (
     Launch,
+    ProcessUsage,
     ServerTrouble,
-    Usage,
     cpu_between,
     launched,
     role_of,
@@ -54,8 +54,16 @@ def test_role_is_told_from_the_title(title, role):
 
 
 def test_cpu_is_shared_out_by_role_and_counts_new_processes_whole():
-    before = [Usage(1, "a", 1.0, 0, 0), Usage(2, "a", 5.0, 0, 0), Usage(9, "gone", 7.0, 0, 0)]
-    after = [Usage(1, "a", 1.5, 0, 0), Usage(2, "a", 5.0, 0, 0), Usage(3, "b", 0.25, 0, 0)]
+    before = [
+        ProcessUsage(1, "a", 1.0, 0, 0),
+        ProcessUsage(2, "a", 5.0, 0, 0),
+        ProcessUsage(9, "gone", 7.0, 0, 0),
+    ]
+    after = [
+        ProcessUsage(1, "a", 1.5, 0, 0),
+        ProcessUsage(2, "a", 5.0, 0, 0),
+        ProcessUsage(3, "b", 0.25, 0, 0),
+    ]
     assert cpu_between(before, after) == {"a": 0.5, "b": 0.25}
 
 

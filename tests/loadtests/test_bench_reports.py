@@ -23,7 +23,7 @@ from loadtests.benches import (
 )
 from loadtests.benches.generation import Streamed
 from loadtests.benches.runner import Bench, Runs
-from loadtests.benches.server import RunningServer, Usage
+from loadtests.benches.server import ProcessUsage, RunningServer
 from loadtests.client.load import LoadResult, LoadTally
 from loadtests.results.report_table import BenchReport, as_markdown
 
@@ -55,8 +55,8 @@ def server(monkeypatch):
     spent = itertools.count(1)
 
     class Played(RunningServer):
-        def usage(self, *, memory: bool = False) -> list[Usage]:
-            return [Usage(1, "gateway replica", float(next(spent)), 2**20, 2**19)]
+        def usage(self, *, memory: bool = False) -> list[ProcessUsage]:
+            return [ProcessUsage(1, "gateway replica", float(next(spent)), 2**20, 2**19)]
 
     return lambda name="headrace": Played(name, "http://here", "mark", 9.0, None)
 

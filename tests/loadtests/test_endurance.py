@@ -15,9 +15,18 @@ import yaml
 
 from loadtests.benches import changing_model, memory_growth, process_faults
 from loadtests.benches.changing_model import BAD, GOOD, MODEL, MadeChange, change, kind_of, version
-from loadtests.benches.endurance import BENCH, notes, record, tables, thresholds, wrong_errors
+from loadtests.benches.endurance import (
+    ALL,
+    BENCH,
+    STRUCK,
+    Endured,
+    notes,
+    record,
+    tables,
+    thresholds,
+    wrong_errors,
+)
 from loadtests.benches.endurance_callers import StreamCallers, why_not, why_not_streamed
-from loadtests.benches.endurance_run import ALL, STRUCK, Endured
 from loadtests.benches.memory_growth import LEVELS, ServerSample, lived, whole
 from loadtests.benches.process_faults import Injected, ProcessFault, Struck, schedule
 from loadtests.benches.request_log import (

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.results.fairness import Fairness, TenantShare, jain, shares_of
+from loadtests.results.fairness import Entitlement, Fairness, jain, shares_of
 
-EQUAL = {"a": TenantShare(), "b": TenantShare()}
+EQUAL = {"a": Entitlement(), "b": Entitlement()}
 
 
 @pytest.mark.parametrize(
@@ -18,20 +18,20 @@ def test_jain(values, index):
 
 
 def test_who_wants_less_than_its_part_leaves_the_rest_to_the_others():
-    claims = {"a": TenantShare(), "b": TenantShare(), "c": TenantShare()}
+    claims = {"a": Entitlement(), "b": Entitlement(), "c": Entitlement()}
     assert shares_of(9.0, {"a": 1.0, "b": 99.0, "c": 99.0}, claims) == dict.fromkeys("abc", 4.0)
 
 
 def test_weights_part_what_all_want():
-    claims = {"a": TenantShare(weight=4.0), "b": TenantShare(weight=1.0)}
+    claims = {"a": Entitlement(weight=4.0), "b": Entitlement(weight=1.0)}
     assert shares_of(10.0, {"a": 99.0, "b": 99.0}, claims) == {"a": 8.0, "b": 2.0}
 
 
 def test_less_urgent_ones_part_what_the_urgent_leave():
     claims = {
-        "now": TenantShare(priority=0),
-        "later": TenantShare(priority=2),
-        "too": TenantShare(priority=2),
+        "now": Entitlement(priority=0),
+        "later": Entitlement(priority=2),
+        "too": Entitlement(priority=2),
     }
     shares = shares_of(10.0, {"now": 4.0, "later": 50.0, "too": 50.0}, claims)
     assert (shares["later"], shares["too"]) == (3.0, 3.0)
@@ -46,7 +46,7 @@ wants = st.dictionaries(
 
 @given(wants, st.floats(0, 300))
 def test_shares_give_out_the_capacity_and_no_more_than_is_wanted(asked, capacity):
-    claims = {name: TenantShare(weight, priority) for name, (_, weight, priority) in asked.items()}
+    claims = {name: Entitlement(weight, priority) for name, (_, weight, priority) in asked.items()}
     wanted = {name: want for name, (want, _, _) in asked.items()}
     shares = shares_of(capacity, wanted, claims)
     given_out = sum(min(shares[name], wanted[name]) for name in wanted)

@@ -182,21 +182,6 @@ def test_a_scenario_that_has_a_mistake_besides_is_still_one(scenario):
 
 
 @pytest.mark.integration
-def test_single_stream_of_mlperf_is_judged(scenario):
-    path = scenario.with_suffix(".json")
-    more = ("--scenario", "single-stream", "--json", str(path))
-    with server() as url:
-        wait_for(url)
-        command = [*PLAY, "mlperf", str(scenario), "--url", url, *EMBED, *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    record = load(path)
-    ((_, said, held),) = record.checks
-    assert held
-    assert said.endswith(f"of {record.total().offered:,} queries")
-    assert "Promises" in done.stdout
-
-
-@pytest.mark.integration
 def test_goodput_is_an_interval(scenario):
     path = scenario.with_suffix(".json")
     more = ("--slo-ms", "5000", "--low", "50", "--high", "100", "--repeats", "1", "--pause", "0")
@@ -214,9 +199,6 @@ def test_goodput_is_an_interval(scenario):
     [
         (["goodput", "--low", "0"], "low is 0"),
         (["goodput", "--low", "5"], "--slo-ms is missing"),
-        (["mlperf", "--scenario", "server"], "--rate N belong together"),
-        (["mlperf", "--scenario", "server", "--rate", "5"], "--slo-ms is missing"),
-        (["versus"], "settings: is missing"),
     ],
 )
 def test_what_is_wrong_with_a_search_is_said_in_a_line(scenario, arguments, said):

@@ -10,8 +10,8 @@ import pytest
 from loadtests.benches.document import ON_NODES, ORDER, SIMULATED
 from loadtests.benches.runner import (
     Bench,
+    BenchOption,
     BenchRun,
-    Option,
     Runs,
     alternate,
     in_turn,
@@ -99,7 +99,7 @@ def test_a_report_is_written_and_its_bars_decide_the_exit_code(
         name="example",
         about="An example.",
         title=lambda options: f"{options.times} times",
-        options={"times": Option(2), "sides": Option(["a", "b"], choices="abc")},
+        options={"times": BenchOption(2), "sides": BenchOption(["a", "b"], choices="abc")},
         measure=lambda options: [BenchRun(s, options.times) for s in options.sides],
         tables=lambda runs, options: [Table("", ("side",), tuple((r.side,) for r in runs))],
         thresholds=lambda runs, options: [at_least("enough", runs.total(float), least)],
@@ -122,10 +122,14 @@ def test_a_report_is_written_and_its_bars_decide_the_exit_code(
     ],
 )
 def test_options_take_the_kind_of_their_default(given, found):
-    options = {"rate": Option([1.0]), "edges": Option([], parse=int), "on": Option(True)}
+    options = {
+        "rate": BenchOption([1.0]),
+        "edges": BenchOption([], parse=int),
+        "on": BenchOption(True),
+    }
     bench = Bench(
         "x", "", "x", measure=lambda o: [], tables=lambda r, o: [],
-        options={**options, "set": Option(())},
+        options={**options, "set": BenchOption(())},
     )  # fmt: skip
     assert vars(bench.parser().parse_args(given)).items() >= found.items()
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from loadtests.results.fairness import TenantShare
+from loadtests.results.fairness import Entitlement
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.summary import Ending, MeasuredBatch, Summary
 
@@ -13,7 +13,7 @@ TENANT_NAMES = {"offered", "in_slo", "rejected", "p50_ms", "p99_ms"}
 
 
 def summary(begin_s=0.0, end_s=10.0) -> Summary:
-    return Summary({"a": TenantShare(), "b": TenantShare()}, (32, 128), begin_s, end_s)
+    return Summary({"a": Entitlement(), "b": Entitlement()}, (32, 128), begin_s, end_s)
 
 
 def answered(of: Summary, tenant="a", sent_s=1.0, latency_s=0.05, length=8, **more) -> None:

@@ -9,7 +9,7 @@ from routers.core.lease_completion import believable
 
 
 def test_what_is_possible_is_believed_as_it_is():
-    report = Report(0.5, 10, 1, 1, 3, 0.1, 0.001, 2.0, (1.0, 0.0), ((0, "a", 0.5),), ())
+    report = Report(0.5, 1, 1, 3, 0.1, 0.001, 2.0, (1.0, 0.0), ((0, "a", 0.5),), ())
     assert believable(report, 1.0) is report
 
 

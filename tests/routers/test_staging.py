@@ -151,9 +151,9 @@ def test_answer_says_what_is_held_and_seen():
     staging = running()
     staging.arrive(batch("a", 4), (), 0.0)
     staging.arrive(batch("b", 9), (), 0.0)
-    report = staging.report("a", 0.5, service_s=0.25, padded_tokens=64)
+    report = staging.report("a", 0.5, service_s=0.25)
     assert (report.held, report.seen, report.inflight) == (2, 4, 3)
-    assert (report.service_s, report.padded_tokens) == (0.25, 64)
+    assert report.service_s == 0.25
     assert (staging.report("b", 0.5).held, staging.report("b", 0.5).seen) == (1, 9)
 
 

@@ -3,11 +3,9 @@
 A frame is a head of 13 bytes, little-endian (size of the body, kind, lease id), then the body. A
 lease id is valid on its own connection only. The reader does no I/O, holds no more of a body than
 has arrived, and refuses a head that announces a body over the limit. A batch message is a msgpack
-header followed by one raw buffer per tensor, which is never copied. A ragged batch is one
-contiguous buffer per tensor plus the rows' shapes; `shapes` is None when every row has one axis, as
-long as the row. Sizes, shapes and datatypes must account for every byte, otherwise MessageError
-names what does not. Times are durations in seconds. `stream_messages` and `handshake` hold the
-other messages.
+header with the rows' shapes, followed by one raw buffer per tensor, which is never copied. Sizes,
+shapes and datatypes must account for every byte, otherwise MessageError names what does not. Times
+are durations in seconds. `stream_messages` and `handshake` hold the other messages.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple, replace
 
-from deployments.contract.codec import plain
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE, plain
 from routers.api.requests import FlowWork
 from runtimes.types import DTYPES, Batch, DeviceMemory, Ragged
 
@@ -177,16 +174,6 @@ class WireMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     fields_in_3: ClassVar[int]  # how many of them readers of version 3 take: they refuse more
 
 
-class Column(WireMessage, frozen=True):
-    """One tensor of a batch, all rows' elements in order."""
-
-    fields_in_3: ClassVar[int] = 3
-
-    datatype: str
-    buffer: bytes | list[bytes]  # a list for BYTES; what was decoded holds views instead of bytes
-    shapes: Shapes | None  # one a row; None: one axis, as long as the row
-
-
 class BatchCall(WireMessage, frozen=True):
     """A batch to run. Fields without a comment are as in `api.actions.Dispatch`."""
 
@@ -194,7 +181,7 @@ class BatchCall(WireMessage, frozen=True):
 
     budget_s: float  # for how long a caller still waits for it
     lengths: bytes  # int32 [rows]
-    inputs: dict[str, Column]
+    inputs: dict[str, Ragged]
     outputs: tuple[str, ...] | None  # wanted names; None: all
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
@@ -222,7 +209,7 @@ class BatchReply(WireMessage, frozen=True):
     fields_in_3: ClassVar[int] = 16
 
     busy: bool  # nothing was started
-    outputs: dict[str, Column]  # of the rows that did not fail, in order
+    outputs: dict[str, Ragged]  # of the rows that did not fail, in order
     errors: tuple[RowError, ...]
     wait_s: float  # from arrival at the replica to the device
     service_s: float  # on the device
@@ -267,8 +254,8 @@ def _as_in_3(part: Any) -> Any:
 
 
 class _ColumnHead(WireMessage, frozen=True):
-    """A column without its buffer. The buffer has `size` bytes; a column of BYTES has none, and
-    `items` holds its elements."""
+    """A tensor without its buffer. The buffer has `size` bytes; a tensor of BYTES has none, and
+    `items` holds its elements. `shapes`: None where each row has one axis, as long as the row."""
 
     fields_in_3: ClassVar[int] = 5
 
@@ -298,7 +285,7 @@ _read_reply = msgspec.msgpack.Decoder(_ReplyHead).decode
 
 def encode_call(call: BatchCall, version: int = WIRE) -> list[Buffer]:
     """The buffers of a BATCH frame's body, as the replica's version lays it out."""
-    heads, buffers = _to_heads(call.inputs)
+    heads, buffers = _to_heads(call.inputs, _plain(np.frombuffer(call.lengths, dtype=np.int32)))
     bare = replace(call, lengths=b"", inputs={})
     return [_header(version, _CallHead(bare, len(call.lengths), heads)), call.lengths, *buffers]
 
@@ -314,7 +301,7 @@ def decode_call(body: memoryview) -> BatchCall:
     lengths = np.frombuffer(buffers[:size], dtype=np.int32)
     if int(lengths.min()) < 0:
         raise MessageError("a row of less than no elements")
-    inputs = _from_heads(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
+    inputs = _from_heads(head.inputs, buffers[size:], _plain(lengths), int(lengths.sum()))
     lengths_view: Any = buffers[:size]
     return replace(head.call, lengths=lengths_view, inputs=inputs)
 
@@ -381,48 +368,64 @@ def check_times(*seconds: float) -> None:
         raise MessageError("a time that is no number, or has no end")
 
 
-def _to_heads(columns: Mapping[str, Column]) -> tuple[list[_ColumnHead], list[Buffer]]:
-    """Columns into heads for the header and buffers to follow it."""
+def _plain(lengths: np.ndarray[Any, Any]) -> Shapes:
+    """Shapes of rows that have one axis, as long as the row."""
+    return tuple([(length,) for length in lengths.tolist()])
+
+
+def _to_heads(
+    tensors: Mapping[str, Ragged], plain: Shapes | None = None
+) -> tuple[list[_ColumnHead], list[Buffer]]:
+    """Tensors into heads for the header and buffers to follow it. The heads of those with `plain`
+    shapes name none."""
     heads: list[_ColumnHead] = []
     buffers: list[Buffer] = []
-    for name, column in columns.items():
-        buffer = column.buffer
-        if isinstance(buffer, list):
-            heads.append(_ColumnHead(name, column.datatype, 0, buffer, column.shapes))
-        else:
-            heads.append(_ColumnHead(name, column.datatype, len(buffer), None, column.shapes))
-            buffers.append(buffer)
+    for name, ragged in tensors.items():
+        shapes = None if ragged.shapes == plain else ragged.shapes
+        if ragged.datatype == "BYTES":
+            heads.append(_ColumnHead(name, "BYTES", 0, ragged.data.tolist(), shapes))
+            continue
+        buffer = np.ascontiguousarray(ragged.data).view(np.uint8).data
+        heads.append(_ColumnHead(name, ragged.datatype, len(buffer), None, shapes))
+        buffers.append(buffer)
     return heads, buffers
 
 
 def _from_heads(
-    heads: Sequence[_ColumnHead], buffers: memoryview, rows: int = 0, elements: int = 0
-) -> dict[str, Column]:
+    heads: Sequence[_ColumnHead], buffers: memoryview, plain: Shapes = (), elements: int = 0
+) -> dict[str, Ragged]:
     """The inverse of `_to_heads`. Raises MessageError unless every byte is accounted for.
-    `rows` and `elements` are the batch's, for columns that have no shapes of their own."""
-    columns: dict[str, Column] = {}
+    `plain` and `elements` are the batch's, for tensors that have no shapes of their own."""
+    tensors: dict[str, Ragged] = {}
     at = 0
     for head in heads:
-        count = _elements(head, rows, elements)
+        count = _elements(head, len(plain), elements)
+        shapes = plain if head.shapes is None else head.shapes
         if head.items is not None:
             if head.datatype != "BYTES" or head.size or len(head.items) != count:
                 raise MessageError(f"{head.name}: {len(head.items)} items for {count} elements")
-            columns[head.name] = Column(head.datatype, head.items, head.shapes)
+            items = np.empty(count, dtype=object)
+            items[:] = head.items
+            tensors[head.name] = Ragged("BYTES", items, shapes)
             continue
         if head.datatype not in DTYPES or head.datatype == "BYTES":
             raise MessageError(f"{head.name}: datatype {head.datatype} has no buffer")
         if head.size != count * np.dtype(DTYPES[head.datatype]).itemsize:
             raise MessageError(f"{head.name}: {head.size} bytes for {count} {head.datatype}")
-        buffer: Any = buffers[at : at + head.size]
-        columns[head.name] = Column(head.datatype, buffer, head.shapes)
+        if at + head.size > len(buffers):
+            raise MessageError(f"{head.name}: {head.size} bytes, and fewer are left")
+        array = np.frombuffer(buffers[at : at + head.size], dtype=DTYPES[head.datatype])
+        # A buffer that follows another frame in the same read may begin at any address.
+        array = array if array.flags.aligned else array.copy()
+        tensors[head.name] = Ragged(head.datatype, array, shapes)
         at += head.size
-    if len(columns) != len(heads) or at != len(buffers):
+    if len(tensors) != len(heads) or at != len(buffers):
         raise MessageError(f"{len(buffers)} bytes behind a header that accounts for {at}")
-    return columns
+    return tensors
 
 
 def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
-    """Number of elements that the column's shapes call for. Raises MessageError for shapes that no
+    """Number of elements that the tensor's shapes call for. Raises MessageError for shapes that no
     array can have, or that are not one a row."""
     if head.shapes is None:
         if not rows:
@@ -443,38 +446,18 @@ def _elements(head: _ColumnHead, rows: int, elements: int) -> int:
     return count
 
 
-# ---- columns and arrays -----------------------------------------------------------------------
-
-
-def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:
-    """A column from flat arrays, one a row."""
-    if datatype == "BYTES":
-        return Column(datatype, [item for row in rows for item in row.tolist()], shapes)
-    joins = datatype != "BF16"  # whose arrays do not support Python's buffer protocol
-    parts: list[Any] = [r if joins and r.flags.c_contiguous else r.tobytes() for r in rows]
-    return Column(datatype, b"".join(parts), shapes)
+# ---- batches and rows -------------------------------------------------------------------------
 
 
 def to_batch(call: BatchCall) -> Batch:
     """The call as a batch for a runtime."""
     lengths = np.frombuffer(call.lengths, dtype=np.int32).astype(np.int64)
-    default = tuple([(n,) for n in lengths.tolist()])
-    inputs = {
-        name: Ragged(c.datatype, _array(c), default if c.shapes is None else c.shapes)
-        for name, c in call.inputs.items()
-    }
-    return Batch(len(default), lengths, inputs, call.outputs)
+    return Batch(len(lengths), lengths, call.inputs, call.outputs)
 
 
-def from_ragged(outputs: Mapping[str, Ragged]) -> dict[str, Column]:
-    """A runtime's outputs as columns."""
-    return {name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()}
-
-
-def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
+def rows_of(ragged: Ragged) -> list[np.ndarray[Any, Any]]:
     """Each row as an array of its own shape (views of one buffer)."""
-    flat = _array(column)
-    shapes = column.shapes or ()
+    flat, shapes = ragged.data, ragged.shapes
     if len(set(shapes)) == 1:
         grid = flat.reshape((len(shapes), *shapes[0]))
         # A row of shape () must stay an array; `list` would yield scalars, or bare bytes.
@@ -485,17 +468,3 @@ def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
         rows.append(flat[start : start + size].reshape(shape))
         start += size
     return rows
-
-
-def _array(column: Column) -> np.ndarray[Any, Any]:
-    if column.datatype == "BYTES":
-        flat = np.empty(len(column.buffer), dtype=object)
-        flat[:] = column.buffer
-        return flat
-    array = np.frombuffer(column.buffer, dtype=DTYPES[column.datatype])  # type: ignore[arg-type]
-    # A buffer that follows another frame in the same read may begin at any address.
-    return array if array.flags.aligned else array.copy()
-
-
-def _buffer(ragged: Ragged) -> bytes | list[bytes]:
-    return ragged.data.tolist() if ragged.datatype == "BYTES" else ragged.data.tobytes()

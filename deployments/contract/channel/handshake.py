@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from deployments.contract.version import SPOKEN
+from deployments.contract.codec import SPOKEN
 
 KEY_BYTES = NONCE_BYTES = 32
 HANDSHAKE_LIMIT_S = 5.0

@@ -20,7 +20,7 @@ from deployments.contract.channel.frames import (
     encoded_as,
     read_header,
 )
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from routers.api.requests import FlowWork
 from runtimes.types import DeviceMemory, EngineLoad
 

@@ -1,7 +1,8 @@
 """What gateways have observed of two versions side by side in one step of a rollout.
 
 Each gateway counts for itself and reports all its counts each time. The registry adds up the latest
-report of each gateway. Plain data and sums.
+report of each gateway. `LiveCosts`: what the live version's batches cost, which a new version is
+held to. Plain data and sums.
 """
 
 from __future__ import annotations
@@ -10,6 +11,33 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from deployments.contract.codec import MessageCodec
+
+Profile = tuple[tuple[int, int, float], ...]
+Fit = tuple[float, float, float, float]
+"""Seconds of a batch: constant, for each row, for each token, for each token times the width."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCosts:
+    """What batches of the live version take: `profile` as a replica measured them when it started,
+    `fits` as each gateway predicts them by now."""
+
+    profile: Profile
+    fits: tuple[Fit, ...] = ()
+
+
+LIVE_COSTS = MessageCodec[LiveCosts | None](LiveCosts | None)
+
+
+@dataclass(frozen=True, slots=True)
+class CostBounds:
+    """What a new version that changes at once is held to."""
+
+    slo_s: float
+    max_ratio: float  # to the live version's time; 0: not compared
+
 
 _STEP = 1.1  # ratio of a step's upper bound to the one before
 _MIN_S = 1e-4  # upper bound of step 0

@@ -2,7 +2,7 @@
 
 Whoever deploys the applications publishes the document into the cluster's key-value store. So no
 argument of an application holds a scaling policy, and a change of policy restarts nothing. The
-document is JSON and names its version (`version.WIRE`). A reader ignores fields that it does not
+document is JSON and names its version (`codec.WIRE`). A reader ignores fields that it does not
 know, and refuses an older version than it speaks.
 """
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from autoscaling.settings import ScalingSettings
-from deployments.contract.codec import OtherVersion
+from deployments.contract.codec import SPOKEN, WIRE, OtherVersion
 from deployments.contract.scaling.messages import PoolModel
-from deployments.contract.version import SPOKEN, WIRE
 
 
 @dataclass(frozen=True, slots=True)

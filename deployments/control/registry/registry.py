@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
@@ -27,11 +26,12 @@ from deployments.contract.registry import (
     GatewayExchange,
     GatewaySnapshot,
     ModelOutline,
+    PoolMember,
     ReplicaProgress,
     View,
 )
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.costs import Fit, LiveCosts
+from deployments.contract.rollout.observations import Fit, LiveCosts
 from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary, model_of
 from deployments.control.registry.rollout import Rollout, account
 

@@ -17,11 +17,11 @@ import time
 from typing import Any
 
 from deployments.contract.description import DESCRIPTION
-from deployments.contract.pool import MEMBERS
 from deployments.contract.registry import (
     ALL_PROGRESS,
     EXCHANGE,
     LEASE_S,
+    MEMBERS,
     OUTLINE,
     PROGRESS,
     SNAPSHOT,
@@ -30,7 +30,7 @@ from deployments.contract.registry import (
     RegistryStatus,
 )
 from deployments.contract.rollout.account import RolloutAccount
-from deployments.contract.rollout.costs import LIVE_COSTS
+from deployments.contract.rollout.observations import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status

@@ -38,7 +38,7 @@ class ControlSocket:
         self._path = control_socket(port)
         self._path.unlink(missing_ok=True)
 
-        class Answer(socketserver.StreamRequestHandler):
+        class Connection(socketserver.StreamRequestHandler):
             timeout = IDLE_S  # of each read and write
 
             def handle(self) -> None:
@@ -47,7 +47,7 @@ class ControlSocket:
                     answer = _answer(line, handlers)
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
-        self._server = _Server(str(self._path), Answer)
+        self._server = _Server(str(self._path), Connection)
         os.chmod(self._path, 0o600)
 
     def __enter__(self) -> ControlSocket:

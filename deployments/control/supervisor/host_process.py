@@ -9,19 +9,23 @@ here (`address="local"`), never joined, with usage reports off.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
 import time
+import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from deployments.contract.description import ModelDescription
 from deployments.control.dashboard import ClusterError, token_of
 from deployments.control.ingress import haproxy_wrapper
 from deployments.control.key_revocation import KeyRevocation
@@ -30,8 +34,8 @@ from deployments.control.ray_env import apply_environment
 from deployments.control.supervisor import orphaned_processes, ports, server_files
 from deployments.control.supervisor.control_socket import ControlSocket, EventLines, Handler
 from deployments.control.supervisor.ingress_socket import IngressSocket
-from deployments.control.supervisor.ready_message import ready_message
 from deployments.control.supervisor.server_files import ServerLog
+from deployments.gateway.http.protocols import openapi_schemas
 from deployments.process import audit, logs
 from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.certificate_files import CertificateFiles
@@ -392,6 +396,48 @@ class Host:
             return
         server_files.remove_run_folder(self._port, self._id)
         server_files.remove(self._port, self._states, self._id)
+
+
+def try_line(description: ModelDescription, url: str) -> str:
+    """One `curl` command that this model answers, to be pasted into a shell."""
+    url, name = url.rstrip("/"), description.name
+    if description.task == "embed" and description.tokenizer_digest:
+        text = {"model": name, "input": "Ragged traffic at an even flow."}
+        return _post(f"{url}/v1/embeddings", text)
+    if (chat := openapi_schemas.chat(description)) is not None:
+        return _post(f"{url}/v1/chat/completions", chat | {"stream": False})
+    if (texts := openapi_schemas.classify(description)) is not None:
+        return _post(f"{url}/v1/models/{name}:classify", texts)
+    model = f"{url}/v2/models/{name}"
+    body = openapi_schemas.infer(description)
+    return f"{_curl()} {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
+
+
+def _post(url: str, body: dict[str, Any]) -> str:
+    text = shlex.quote(json.dumps(body))
+    return f"{_curl()} {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
+
+
+def _curl() -> str:
+    """The shell that it is pasted into may name a proxy, and lack what `serve` added to
+    `no_proxy`."""
+    proxied = urllib.request.getproxies().keys() & {"http", "https", "all"}
+    return "curl -s --noproxy '*'" if proxied else "curl -s"
+
+
+def ready_message(
+    url: str, descriptions: Iterable[ModelDescription], late: Mapping[str, str]
+) -> str:
+    """The last lines that `serve` prints before it serves. `late`: optional models that are not
+    ready, by name, with the reason why one cannot start ("": it is starting)."""
+    found = list(descriptions)
+    lines = [f"ready: {url} ({', '.join(each.name for each in found)})"]
+    for name, reason in sorted(late.items()):
+        why = f"cannot start: {reason}" if reason else "is not ready yet"
+        lines.append(f"{name} is optional and {why}")
+    if found:
+        lines += ["try:", f"  {try_line(found[0], url)}"]
+    return "\n".join(lines)
 
 
 def main() -> int:

@@ -40,7 +40,6 @@ from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     EmbeddingsCall,
     Encoded,
-    InferAnswer,
     InferCall,
 )
 from deployments.gateway.http.row_conversion import (
@@ -134,7 +133,7 @@ class InferCodec:
     ) -> Encoded:
         joined = join(call, rows, _by_output(rows, answers), d)
         tensors = [output.dense() for output in joined]
-        return open_inference.encode(call, InferAnswer(d.name, d.version, tensors))
+        return open_inference.encode(call, d.name, d.version, tensors)
 
     def answer_size(
         self, call: InferCall, rows: Rows, d: ModelDescription, answers: Answers = None

@@ -22,8 +22,7 @@ from deployments.gateway.http.fast_path import ASGIApp
 from deployments.gateway.http.strict_protocol import LISTEN_QUEUE, StoppingServer
 from deployments.process import listening_socket
 from deployments.process.certificate_files import CertificateFiles
-from deployments.settings.gateway import GatewaySettings
-from deployments.settings.tls import TlsSettings
+from deployments.settings.gateway import GatewaySettings, TlsSettings
 
 _HAND_OVER_S = 10.0
 _RENEWAL_S = 1.0

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Mapping
 from time import monotonic
 
-from deployments.contract.crash_reports import OF_GATEWAYS, CrashReport, CrashReports
+from deployments.contract.registry import OF_GATEWAYS, CrashReport, CrashReports
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.queues.lost_replicas import PoisonTracker
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +22,12 @@ from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
     Buffer,
-    Column,
     Frame,
     Kind,
     MessageError,
     RowError,
     decode_reply,
     encode_call,
-    pack,
     rows_of,
 )
 from deployments.gateway.queues.connections import ReplicaChannel
@@ -51,7 +49,7 @@ from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import FlowWork, LeaseEnd, Reason, Replica, Report
 from routers.api.settings import DispatcherSettings
-from runtimes.types import DTYPES, DeviceMemory, EngineLoad
+from runtimes.types import DTYPES, DeviceMemory, EngineLoad, Ragged
 
 
 def build_call(
@@ -65,7 +63,7 @@ def build_call(
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys([name for payload in members for name in payload.inputs])
-    inputs = {name: _column(name, rows) for name in names}
+    inputs = {name: _joined(name, rows) for name in names}
     return BatchCall(
         budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,
         lease.charges, waiting, lease.tied or lease.alone,
@@ -81,11 +79,10 @@ def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
+def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Ragged:
     datatype = next(payload.inputs[name] for payload, _ in rows if name in payload.inputs).datatype
     arrays: list[np.ndarray[Any, Any]] = []
     shapes: list[tuple[int, ...]] = []
-    plain = True
     for payload, row in rows:
         column = payload.inputs.get(name)
         length = payload.lengths[row]
@@ -95,8 +92,8 @@ def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
             continue
         arrays.append(column.rows[row])
         shapes.append(column.shapes[row])
-        plain = plain and column.shapes[row] == (length,)
-    return pack(datatype, arrays, None if plain else tuple(shapes))
+    data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return Ragged(datatype, data, tuple(shapes))
 
 
 def deliver_rows(
@@ -105,7 +102,7 @@ def deliver_rows(
     """The answer or error of every row of the lease, in order. `dispatched`: when the lease was, on
     the monotonic clock. Raises ValueError for a reply that does not account for every row."""
     failed = {e.row: e for e in reply.errors}
-    columns = {name: (c.datatype, rows_of(c)) for name, c in reply.outputs.items()}
+    columns = {name: (r.datatype, rows_of(r)) for name, r in reply.outputs.items()}
     size, at = len(lease.rows), 0
     counts = {len(rows) for _, rows in columns.values()} or {0}
     if counts != {size - len(failed)} or not failed.keys() <= set(range(size)):
@@ -138,42 +135,10 @@ def _row_error(fault: RowError) -> errors.HeadraceError:
     return errors.RowFailed(MODEL_FAILED, retry_after_s=errors.SOON_S)
 
 
-class BatchCallsOwner(Protocol):
-    """The queue, as far as its leases need it."""
-
-    terms: VersionTerms  # the live version's
-
-    def links_changed(self) -> None:
-        """The set of reachable replicas has changed."""
-
-    def heard(self, replica_id: str) -> None:
-        """The replica has sent something."""
-
-    def takes(self, pending: PendingBatchRequest) -> bool:
-        """Whether the request's rows may be sent to the live version."""
-
-    def outdated(self, pending: PendingBatchRequest) -> None:
-        """End a request whose rows may not be sent to the live version."""
-
-    def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
-        """Hand the reply's answers to their requests; whether any request still waited for one.
-        `closed` follows."""
-
-    def failed(self, sent: SentBatch) -> None:
-        """The gateway itself failed on this lease: end its requests, so that no caller is left
-        waiting."""
-
-    def opened(self, sent: SentBatch) -> None:
-        """The replica has started the batch."""
-
-    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
-        """The lease has ended; called once for each."""
-
-
 class BatchCalls(LeaseCalls[SentBatch]):
     """One queue's batches at its replicas."""
 
-    def __init__(self, owner: BatchCallsOwner, channel: ReplicaChannel) -> None:
+    def __init__(self, owner: BatchQueue, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
         self._peer_demand = PeerQueueDepth()
@@ -262,7 +227,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
     def _report(self, sent: SentBatch, reply: BatchReply, round_trip_s: float) -> Report:
         waiting = self._peer_demand.update(sent.lease.replica_id, reply.waiting)
         return Report(
-            reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
+            reply.service_s, reply.inflight, reply.held, reply.seen,
             reply.retry_in_s, reply.transport_s(round_trip_s), reply.free_in_s, reply.virtual_time,
             reply.served, waiting,
         )  # fmt: skip
@@ -381,16 +346,19 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         else:
             super()._refuse(action)
 
-    # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
+    # ---- what becomes of leases (for `BatchCalls`) ------------------------------------------
 
     def links_changed(self) -> None:
         known = [(uid, self._groups[uid]) for uid in self.calls.reached]
         self._list(tuple([Replica(uid, self._slots[group], group=group) for uid, group in known]))
 
     def opened(self, sent: SentBatch) -> None:
+        """The replica has started the batch."""
         self._step(Opened(sent.lease.lease_id), clock())
 
     def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
+        """Hand the reply's answers to their requests; whether any request still waited for one.
+        `closed` follows."""
         lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
         self.memory_faults += reply.memory_faults
@@ -414,11 +382,13 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         return bool(awaited)
 
     def failed(self, sent: SentBatch) -> None:
-        """Fail every member that has no answer yet; none is retried."""
+        """The gateway itself failed on this lease: fail every member that has no answer yet, so
+        that no caller is left waiting; none is retried."""
         for pending in sent.members:
             self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
+        """The lease has ended; called once for each."""
         replica_lost = end is LeaseEnd.LOST and not sent.unsent
         quarantined = self._fail_quarantined(sent) if replica_lost else []
         self._take(Closed(sent.lease.lease_id, end, report, sent.failed), clock())

@@ -46,7 +46,7 @@ from deployments.contract.channel.handshake import (
     Refused,
     reason_of,
 )
-from deployments.contract.version import SPOKEN, WIRE
+from deployments.contract.codec import SPOKEN, WIRE
 from deployments.gateway.queues.pool_replicas import pool_replica_of
 from deployments.process.replica_directory import RunningReplica
 from deployments.process.sockets import FOUND_DEAD_S, find_dead_peers, host_and_port, is_dead

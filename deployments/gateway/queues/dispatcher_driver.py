@@ -305,15 +305,18 @@ class DispatcherDriver(Generic[P]):
         the same. `lengths`: of its rows; () where lengths do not tell the work."""
         self._step(ServedElsewhere(tenant, priority, lengths), clock())
 
-    # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
+    # ---- what `BatchCalls` and `StreamCalls` ask of a lease's requests ---------------------------
 
     def heard(self, replica_id: str) -> None:
+        """The replica has sent something."""
         self._take(Heard(replica_id), clock())
 
     def takes(self, pending: P) -> bool:
+        """Whether the request's rows or prompt may be sent to the live version."""
         return pending.terms is self.terms or self.terms.take(pending.terms)
 
     def outdated(self, pending: P) -> None:
+        """End a request that `takes` refuses."""
         self._finish(pending, changed())
 
     # ---- performing ----------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import CrashTerms
+from deployments.contract.registry import CrashedInput, CrashReport
 from deployments.gateway.queues.lease_calls import SentBatch
 from deployments.gateway.rows import Rows, row_keys
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from deployments.contract.description import GroupDescription, ModelDescription
-from deployments.contract.pool import PoolMember
+from deployments.contract.registry import PoolMember
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.settings.groups import POOL_GROUP
 from routers.api.settings import DispatcherSettings, GroupSettings

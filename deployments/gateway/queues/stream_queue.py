@@ -14,7 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from deployments.contract import errors
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
@@ -83,53 +82,10 @@ class StreamRun(SentLease):
     begun: bool = False  # the replica has announced that it has started
 
 
-class StreamCallsOwner(Protocol):
-    """The queue, as far as its requests' runs need it."""
-
-    def links_changed(self) -> None:
-        """The set of reachable replicas has changed."""
-
-    def heard(self, replica_id: str) -> None:
-        """The replica has sent something."""
-
-    def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
-        """A connection broke. `runs` had started there; `closed` follows for each of them."""
-
-    def takes(self, pending: PendingStreamRequest) -> bool:
-        """Whether the request's prompt may be sent to the live version."""
-
-    def outdated(self, pending: PendingStreamRequest) -> None:
-        """End a request whose prompt may not be sent to the live version."""
-
-    def failed(self, run: StreamRun) -> None:
-        """The gateway itself failed on this run: end its request, so that no caller is left
-        waiting."""
-
-    def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
-        """The message that begins the run. `waiting`: what its replica is told of the work that
-        waits in this queue; None: nothing new."""
-
-    def peers_served(self, replica_id: str, report: Report) -> None:
-        """The replica has reported on other gateways, in a message without the end of a run."""
-
-    def opened(self, run: StreamRun) -> None:
-        """The replica has started the run."""
-
-    def progressed(self, run: StreamRun, piece: Piece) -> None:
-        """A piece has come that is not the last one."""
-
-    def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
-        """The last piece has come. The queue tells the dispatcher itself, and returns how the lease
-        has ended."""
-
-    def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
-        """The run has ended without a last piece."""
-
-
 class StreamCalls(LeaseCalls[StreamRun]):
     """One queue's runs at its replicas."""
 
-    def __init__(self, owner: StreamCallsOwner, channel: ReplicaChannel) -> None:
+    def __init__(self, owner: StreamQueue, channel: ReplicaChannel) -> None:
         super().__init__(channel)
         self._owner = owner
         self._peer_demand = PeerQueueDepth()
@@ -258,19 +214,17 @@ class StreamCalls(LeaseCalls[StreamRun]):
             self._owner.peers_served(replica_id, report)
 
     def _report(self, replica_id: str, piece: Piece, message: StepMessage) -> Report:
-        tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
         shares = self._shares.pop(replica_id, SharesMessage())
         return Report(
             service_s=piece.service_s,
             retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,
-            padded_tokens=sum(tokens) - piece.cached_tokens,
             inflight=message.inflight,
             held=message.held,
             seen=message.seen,
             virtual_time=shares.virtual_time,
             served=shares.served,
             waiting=shares.waiting or (),
-            tokens=Tokens(*tokens),
+            tokens=Tokens(piece.input_tokens, piece.cached_tokens, piece.output_tokens),
         )
 
 
@@ -401,7 +355,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         else:
             self._finish(pending, _too_slow())
 
-    # ---- what becomes of runs (`StreamCallsOwner`) ------------------------------------------
+    # ---- what becomes of runs (for `StreamCalls`) -------------------------------------------
 
     def links_changed(self) -> None:
         self._list(tuple([self._as_listed(uid, self._groups[uid]) for uid in self.calls.reached]))
@@ -412,7 +366,8 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
-        """Before what ran there runs again elsewhere."""
+        """A connection broke. `runs` had started there, and run again elsewhere only after this:
+        `closed` follows for each of them."""
         now, there = clock(), {}
         for run in runs:
             pending = run.pending
@@ -443,10 +398,14 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
             self._finish(pending, self.crashes.quarantine_error())
 
     def failed(self, run: StreamRun) -> None:
+        """The gateway itself failed on this run: end its request, so that no caller is left
+        waiting."""
         if self._is_live(run):
             self._finish(run.pending, errors.RowFailed(INTERNAL_ERROR))
 
     def call_of(self, run: StreamRun, waiting: tuple[FlowWork, ...] | None) -> GenerateCall:
+        """The message that begins the run. `waiting`: what its replica is told of the work that
+        waits in this queue; None: nothing new."""
         pending, lease, now = run.pending, run.lease, clock()
         left_s = max(pending.request.expires - now, 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
@@ -457,12 +416,14 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         )  # fmt: skip
 
     def peers_served(self, replica_id: str, report: Report) -> None:
+        """The replica has reported on other gateways, in a message without the end of a run."""
         self._step(PeersServed(replica_id, report), clock())
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())
 
     def progressed(self, run: StreamRun, piece: Piece) -> None:
+        """A piece has come that is not the last one."""
         pending, now = run.pending, clock()
         if run.aborted:
             return  # nothing of it is given any more
@@ -489,6 +450,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         self._step(Progress(run.lease.lease_id, piece.service_s, held, tokens, given), now)
 
     def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
+        """The last piece has come. Tells the dispatcher, and returns how the lease has ended."""
         how = piece.end or StreamEnd.DONE
         end, pending = _END[how], run.pending
         failed: tuple[int, ...] = ()
@@ -515,6 +477,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
+        """The run has ended without a last piece."""
         if self._is_live(run):
             self._unanswered(run)
         self._step(Closed(run.lease.lease_id, end, report), clock())

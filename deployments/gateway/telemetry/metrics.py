@@ -22,7 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from deployments.gateway.http.protocols import triton
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.request_context import RequestContext
+from deployments.gateway.services import RequestContext
 from deployments.gateway.telemetry import metric_families
 from deployments.gateway.telemetry.levels import GatewayLevels
 from deployments.gateway.telemetry.metric_families import Scrape

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.request_context import Generated, RequestContext
+from deployments.gateway.services import Generated, RequestContext
 from deployments.gateway.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
 from yaml_document.credentials import without_keys
 

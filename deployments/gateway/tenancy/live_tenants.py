@@ -246,7 +246,7 @@ class LiveTenants:
         self._source.freeze(frozen)
 
     def key_rows(self) -> list[KeyRow]:
-        return key_rows(self._settings, self._revoked, self._wall())
+        return key_rows(self._settings.all_keys(), self._revoked, self._wall())
 
     def revoke(self, name: str) -> tuple[str, str]:
         """As `KnownTenants`; raises what the store raises besides."""

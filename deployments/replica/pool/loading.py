@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from deployments.contract.pool import PoolMember
-from deployments.contract.registry import ReplicaProgress
+from deployments.contract.codec import SPOKEN_TEXT
+from deployments.contract.registry import PoolMember, ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
-from deployments.contract.version import SPOKEN_TEXT
 from deployments.process.sockets import server_tls
 from deployments.replica import describe, device_memory
 from deployments.replica.artifacts.local_model import local_model

@@ -20,8 +20,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from deployments.contract.pool import MEMBERS, PoolMember
-from deployments.contract.registry import LEASE_S, PROGRESS
+from deployments.contract.registry import LEASE_S, MEMBERS, PROGRESS, PoolMember
 from deployments.contract.scaling.messages import POOL_ORDER, POOL_REPORT
 from deployments.process import actors, logs
 from deployments.process.actors import registry

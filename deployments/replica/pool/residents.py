@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deployments.contract.pool import PoolMember
+from deployments.contract.registry import PoolMember
 from deployments.contract.scaling.messages import PoolModel, PoolReport
 from deployments.contract.scaling.messages import Resident as ResidentReport
 from deployments.replica.device import Job

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from deployments.contract.channel.frames import rows_of
 from deployments.replica.device import non_finite_rows
 from deployments.replica.verify.agreement import (
     MEASURES,
@@ -225,11 +226,6 @@ def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:
             f"{', '.join(reference_names)}: nothing would be said of it"
         )
     return [(name, name) for name in candidate_names]
-
-
-def rows_of(ragged: Ragged) -> list[Array]:
-    """Each row as an array of its own shape."""
-    return [row.reshape(shape) for row, shape in zip(ragged.rows(), ragged.shapes, strict=True)]
 
 
 def _run(runtime: Runtime, batch: Batch, who: str, failed: type[LoadError]) -> Result:

@@ -1,9 +1,18 @@
-"""The dashboards: the overview for an incident, and what each tenant asks for and gets."""
+"""The dashboards: the overview for an incident, and what each tenant asks for and gets.
+
+They are written as the JSON that Grafana's sidecar or its provisioning reads from a file. A row has
+three panels. The data source is a variable of the dashboard, so that the file fits any Grafana with
+a Prometheus. Source: Grafana's dashboard JSON model, schema version 39 (Grafana 11).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
 from deployments.tools.observability import alerts, promql
-from deployments.tools.observability.promql import Dashboard, Panel, Query, Row, Variable
+from deployments.tools.observability.promql import Dashboard, Panel, PanelRow, Query, Variable
 
 CHOSEN = 'namespace=~"$namespace",model=~"$model"'
 NO_DCGM = "there is no GPU, or no dcgm-exporter"
@@ -49,7 +58,7 @@ def _stages(q: float) -> Panel:
 
 
 _ARRIVED = f"({rate('arrivals_total', 'tenant')} > 0)"
-ARRIVALS = Row(
+ARRIVALS = PanelRow(
     "Arrivals",
     (
         Panel(
@@ -79,7 +88,7 @@ ARRIVALS = Row(
     ),
 )  # fmt: skip
 
-QUEUE = Row(
+QUEUE = PanelRow(
     "Queue",
     (
         Panel(
@@ -104,7 +113,7 @@ QUEUE = Row(
     ),
 )  # fmt: skip
 
-LATENCY = Row(
+LATENCY = PanelRow(
     "Latency",
     (
         Panel(
@@ -123,7 +132,7 @@ def _fill() -> str:
     return f"{rate('batch_size_sum', 'model')} / sum by (model) ({batches} * {full})"
 
 
-BATCHES = Row(
+BATCHES = PanelRow(
     "Batches",
     (
         Panel(
@@ -153,7 +162,7 @@ BATCHES = Row(
     ),
 )  # fmt: skip
 
-DEVICES = Row(
+DEVICES = PanelRow(
     "Accelerators",
     (
         Panel(
@@ -198,7 +207,7 @@ DEVICES = Row(
     ),
 )  # fmt: skip
 
-COPIES = Row(
+COPIES = PanelRow(
     "Copies, losses, books",
     (
         Panel(
@@ -259,7 +268,7 @@ def _burn(window: str) -> Query:
     return Query(f"{missed} / {budget}", f"{{{{tenant}}}}, {{{{model}}}}, {window}")
 
 
-ASKED = Row(
+ASKED = PanelRow(
     "Asked for and answered",
     (
         Panel(
@@ -284,7 +293,7 @@ ASKED = Row(
     ),
 )  # fmt: skip
 
-PROMISE = Row(
+PROMISE = PanelRow(
     "Promise",
     (
         Panel(
@@ -307,7 +316,7 @@ PROMISE = Row(
     ),
 )  # fmt: skip
 
-SHARE = Row(
+SHARE = PanelRow(
     "Share",
     (
         Panel(
@@ -325,7 +334,7 @@ SHARE = Row(
     ),
 )  # fmt: skip
 
-GENERATED = Row(
+GENERATED = PanelRow(
     "Generated text",
     (
         Panel(
@@ -360,3 +369,105 @@ BY_TENANT = Dashboard(
     ),
     (ASKED, PROMISE, SHARE, GENERATED),
 )
+
+
+DASHBOARDS = (WAR_ROOM, BY_TENANT)
+_SCHEMA = 39
+_WIDE, _HIGH, _ACROSS = 8, 8, 3
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+Json = dict[str, Any]
+
+
+def dashboard_json(dashboard: Dashboard) -> str:
+    return json.dumps(dashboard_model(dashboard), indent=2) + "\n"
+
+
+def dashboard_model(dashboard: Dashboard) -> Json:
+    return {
+        "uid": dashboard.name,
+        "title": dashboard.title,
+        "description": dashboard.says,
+        "tags": ["headrace"],
+        "schemaVersion": _SCHEMA,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
+        "panels": list(_panels(dashboard)),
+    }
+
+
+def _datasource() -> Json:
+    return {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+    }
+
+
+def _variable(variable: Variable) -> Json:
+    query = f"label_values({variable.metric}, {variable.name})"
+    return {
+        "name": variable.name,
+        "type": "query",
+        "datasource": _SOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": variable.name},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _panels(dashboard: Dashboard) -> Iterator[Json]:
+    top = number = 0
+    for row in dashboard.rows:
+        number += 1
+        place = {"x": 0, "y": top, "w": _WIDE * _ACROSS, "h": 1}
+        yield {"id": number, "type": "row", "title": row.title, "gridPos": place, "panels": []}
+        for at, panel in enumerate(row.panels):
+            number += 1
+            line, column = divmod(at, _ACROSS)
+            place = {"x": column * _WIDE, "y": top + 1 + line * _HIGH, "w": _WIDE, "h": _HIGH}
+            yield _panel(number, panel, place)
+        top += 1 + _HIGH * -(-len(row.panels) // _ACROSS)
+
+
+def _panel(number: int, panel: Panel, place: Json) -> Json:
+    note = f" Empty where {panel.may_be_empty}." if panel.may_be_empty else ""
+    drawn: Json = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never"}
+    if panel.stacked:
+        drawn |= {"fillOpacity": 30, "stacking": {"mode": "normal", "group": "A"}}
+    bounds: Json = {"min": 0}
+    if panel.logarithmic:
+        drawn |= {"scaleDistribution": {"type": "log", "log": 10}}
+        bounds = {}
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.says + note,
+        "datasource": _SOURCE,
+        "gridPos": place,
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, **bounds, "custom": drawn},
+            "overrides": [],
+        },
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
+        "targets": [
+            {
+                "refId": chr(ord("A") + place),
+                "datasource": _SOURCE,
+                "expr": query.promql,
+                "legendFormat": query.legend,
+            }
+            for place, query in enumerate(panel.queries)
+        ],
+    }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaling.mig.geometry import Gpu, Profile
-from autoscaling.mig.packing import Plan, PlannedGpu, Slice
+from autoscaling.mig.packing import Packing, PlannedGpu, Slice
 from deployments.settings.groups import MIG_RESOURCE, GroupSettings
 from deployments.settings.tree import Settings
 from deployments.tools.plan.needs import MARGIN, POOL, Need
@@ -46,7 +46,7 @@ class MigPlan:
 
     request: MigRequest
     needs: tuple[Need, ...]
-    plan: Plan
+    plan: Packing
     remarks: tuple[str, ...]
     files: Mapping[str, Any]  # content by file name
 
@@ -90,7 +90,7 @@ class Workers:
         return {"minReplicas": self.min_replicas, "maxReplicas": self.max_replicas}
 
 
-def workers(plan: Plan, needs: Sequence[Need]) -> list[Workers]:
+def workers(plan: Packing, needs: Sequence[Need]) -> list[Workers]:
     """A worker group for each profile that the plan uses, smallest first."""
     slices = [each for gpu in plan.gpus for each in gpu.slices]
     return [
@@ -131,13 +131,13 @@ def _kept(gpu: Gpu, old: Mapping[str, Any], new: dict[str, Workers]) -> Data:
     return {**old, **({"minReplicas": 0} if found is None else found.bounds())}
 
 
-def values(plan: Plan, groups: Sequence[Data], per_node: int) -> Data:
+def values(plan: Packing, groups: Sequence[Data], per_node: int) -> Data:
     """Values for the chart, to be given after the settings file."""
     layouts = mig_parted(plan, per_node)["mig-configs"]
     return {"workerGroups": list(groups), "migLayouts": {"configs": layouts}}
 
 
-def nodes(plan: Plan, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]:
+def nodes(plan: Packing, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]:
     """The layout's name and the GPUs of each node; a node has `per_node` GPUs, numbered from 0."""
     found: list[tuple[str, tuple[PlannedGpu, ...]]] = []
     names: dict[tuple[Any, ...], str] = {}
@@ -149,7 +149,7 @@ def nodes(plan: Plan, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]
     return found
 
 
-def mig_parted(plan: Plan, per_node: int) -> Data:
+def mig_parted(plan: Packing, per_node: int) -> Data:
     """The `config.yaml` in the MIG manager's ConfigMap. A node's GPUs that the plan does not need
     are not mentioned, so they stay as they are."""
     return {
@@ -173,7 +173,7 @@ def _cut(gpu: PlannedGpu) -> dict[str, int]:
     return {profile.name: number for profile, number in pairs if number}
 
 
-def settings_groups(plan: Plan, settings: Settings) -> Data:
+def settings_groups(plan: Packing, settings: Settings) -> Data:
     """The part of the settings file that puts planned models and the shared pool on their slices.
 
     It has all groups of each planned model. Of a group, only the resources change.

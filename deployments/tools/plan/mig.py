@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscaling.mig.geometry import GPUS, Gpu, Profile, with_usable
-from autoscaling.mig.packing import Demand, PlannedGpu, Slice, pack, profile_for
+from autoscaling.mig.packing import PlannedGpu, Slice, SliceDemand, pack, profile_for
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.tools.plan import manifests
@@ -69,7 +69,7 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
     gpu = _gpu(request)
     wanted = needs(settings, MemoryOverrides(request.need_mib, request.profiles, request.margin))
     able = [need for need in wanted if not need.unknown and not need.skipped]
-    demands = [Demand(each.name, each.replicas, each.mib, each.profile) for each in able]
+    demands = [SliceDemand(each.name, each.replicas, each.mib, each.profile) for each in able]
     if request.surge:
         demands += _surging(gpu, able, demands)
     plan = pack(gpu, demands, request.gpus)
@@ -90,17 +90,17 @@ def _gpu(request: MigRequest) -> Gpu:
         raise WrongRequest(f"--usable: {error}") from None
 
 
-def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[Demand]) -> list[Demand]:
+def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[SliceDemand]) -> list[SliceDemand]:
     """Free slices of each profile for replicas that start while a model changes.
 
     They suffice for one model at a time: for the one that needs the most of a profile.
     """
-    largest: dict[str, Demand] = {}
+    largest: dict[str, SliceDemand] = {}
     for need, demand in zip(able, demands, strict=True):
         profile = profile_for(gpu, demand)
         if isinstance(profile, Profile) and need.surge:
-            known = largest.get(profile.name, Demand("", 0, 0))
-            largest[profile.name] = Demand(
+            known = largest.get(profile.name, SliceDemand("", 0, 0))
+            largest[profile.name] = SliceDemand(
                 f"surge on {profile.name}", max(need.surge, known.replicas), 0, profile.name
             )
     return list(largest.values())

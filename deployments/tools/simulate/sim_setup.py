@@ -28,7 +28,7 @@ from deployments.replica.scheduling import scheduling
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
-from loadtests.results.fairness import TenantShare
+from loadtests.results.fairness import Entitlement
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart
@@ -187,8 +187,8 @@ class SimSetup:
     def engine(self) -> EngineShape | None:
         return self.groups[0].engine
 
-    def claims(self) -> dict[str, TenantShare]:
-        return {name: TenantShare(each.weight, each.priority) for name, each in self.terms.items()}
+    def claims(self) -> dict[str, Entitlement]:
+        return {name: Entitlement(each.weight, each.priority) for name, each in self.terms.items()}
 
     def generation_cost_s(self, prompt: int, output: int) -> float:
         """SimDevice seconds that a generation is worth: weighted tokens, at what one takes of an

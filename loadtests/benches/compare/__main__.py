@@ -18,7 +18,7 @@ from typing import Any
 from loadtests.benches.compare.rounds import MULTIPLES, Round, forget, keep, kept, round_of
 from loadtests.benches.compare.systems import HEADRACE, WORKS, Workload, system_of
 from loadtests.benches.compare.tables import notes, pictures, tables, thresholds
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, in_turn, say
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, in_turn, say
 from loadtests.benches.server import ServerTrouble
 from loadtests.peers.options import DEVICE, MINILM
 
@@ -71,13 +71,15 @@ BENCH = Bench(
     about=__doc__,
     title="Beside other servers",
     options={
-        "systems": Option([], "the work's default ones, if none is given", metavar="NAME[@BATCH]"),
-        "works": Option([DEVICE], choices=WORKS),
-        "seconds": Option(5.0, "a trial (%(default)s)"),
-        "repeats": Option(3),
-        "multiples": Option(list(MULTIPLES), "of a system's peak, for overload"),
-        "quick": Option(False, "one round of trials of 4 s"),
-        "report_only": Option(False, "of the rounds that are kept"),
+        "systems": BenchOption(
+            [], "the work's default ones, if none is given", metavar="NAME[@BATCH]"
+        ),
+        "works": BenchOption([DEVICE], choices=WORKS),
+        "seconds": BenchOption(5.0, "a trial (%(default)s)"),
+        "repeats": BenchOption(3),
+        "multiples": BenchOption(list(MULTIPLES), "of a system's peak, for overload"),
+        "quick": BenchOption(False, "one round of trials of 4 s"),
+        "report_only": BenchOption(False, "of the rounds that are kept"),
     },
     measure=runs,
     tables=tables,

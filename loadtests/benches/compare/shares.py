@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loadtests.peers.device import Speed
-from loadtests.results.fairness import TenantShare, shares_of
+from loadtests.results.fairness import Entitlement, shares_of
 from loadtests.traffic.workload import RAGGED_MIX
 
 MAX_ROWS = 32
@@ -55,5 +55,5 @@ def kept_of(asked: Mapping[str, float], in_time: Mapping[str, float]) -> list[Ke
 def water_filled(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
     """The max-min fair division of `capacity`: equal parts, of which the others get what one does
     not want."""
-    shares = shares_of(capacity, wanted, {name: TenantShare() for name in wanted})
+    shares = shares_of(capacity, wanted, {name: Entitlement() for name in wanted})
     return {name: min(wanted[name], shares[name]) for name in wanted}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from autoscaling.mig.geometry import GPUS
-from autoscaling.mig.packing import Demand, Plan, pack
+from autoscaling.mig.packing import Packing, SliceDemand, pack
 
 # (compute slices, memory slices, starts), smallest first
 SHAPES = (
@@ -99,8 +99,8 @@ class _Everything:
                         yield tuple(sorted((*others, (taken | bits, compute + slices))))
 
 
-def planned(case: Case) -> Plan:
-    demands = [Demand(f"m{n}", *model) for n, model in enumerate(case.models)]
+def planned(case: Case) -> Packing:
+    demands = [SliceDemand(f"m{n}", *model) for n, model in enumerate(case.models)]
     return pack(GPUS[case.gpu], demands)
 
 

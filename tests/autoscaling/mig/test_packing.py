@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaling.mig.geometry import GPUS, KINDS, MEMORY_SLICES, fits, placed
-from autoscaling.mig.packing import Demand, Plan, best_fit, pack
+from autoscaling.mig.packing import Packing, SliceDemand, best_fit, pack
 from tests.autoscaling.mig import exhaustive
 
 H100 = GPUS["h100-80"]
@@ -17,10 +17,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "mig.md"
 demands = st.lists(
     st.tuples(st.integers(1, 5), st.integers(100, 100_000), st.sampled_from(["", "2g.20gb"])),
     max_size=5,
-).map(lambda rows: [Demand(f"m{n}", *row) for n, row in enumerate(rows)])
+).map(lambda rows: [SliceDemand(f"m{n}", *row) for n, row in enumerate(rows)])
 
 
-def possible(plan: Plan) -> None:
+def possible(plan: Packing) -> None:
     """Every slice is a real one, holds its replica, and overlaps no other; none is used twice."""
     for gpu in plan.gpus:
         assert gpu.slices
@@ -36,7 +36,7 @@ def possible(plan: Plan) -> None:
             assert each.demand.profile in ("", each.profile.name)
 
 
-def replicas_of(plan: Plan, name: str) -> list[int]:
+def replicas_of(plan: Packing, name: str) -> list[int]:
     """Of each GPU."""
     return [sum(each.demand.name == name for each in gpu.slices) for gpu in plan.gpus]
 
@@ -84,8 +84,8 @@ def test_equal_input_gives_equal_output(wanted):
 
 
 def test_replicas_of_a_model_are_spread_where_that_costs_no_gpu():
-    wanted = [Demand("a", 2, 30_000), Demand("b", 7, 3_000), Demand("c", 3, 15_000)]
-    plan = pack(H100, [*wanted, Demand("d", 1, 3_000, "2g.20gb")])
+    wanted = [SliceDemand("a", 2, 30_000), SliceDemand("b", 7, 3_000), SliceDemand("c", 3, 15_000)]
+    plan = pack(H100, [*wanted, SliceDemand("d", 1, 3_000, "2g.20gb")])
     assert len(plan.gpus) == 3
     assert max(replicas_of(plan, "a")) == 1
     assert max(replicas_of(plan, "c")) == 1
@@ -93,11 +93,11 @@ def test_replicas_of_a_model_are_spread_where_that_costs_no_gpu():
 
 
 def test_nothing_is_spread_where_that_would_cost_a_gpu():
-    assert len(pack(H100, [Demand("a", 7, 1_000)]).gpus) == 1
+    assert len(pack(H100, [SliceDemand("a", 7, 1_000)]).gpus) == 1
 
 
 def test_with_too_few_gpus_each_gets_its_first_replica_before_any_gets_a_second():
-    plan = pack(H100, [Demand("a", 3, 30_000), Demand("b", 3, 15_000)], 1)
+    plan = pack(H100, [SliceDemand("a", 3, 30_000), SliceDemand("b", 3, 15_000)], 1)
     assert (sum(replicas_of(plan, "a")), sum(replicas_of(plan, "b"))) == (1, 2)
     reasons = {each.demand.name: (each.replicas, each.reason) for each in plan.rejected}
     assert reasons["a"] == (
@@ -107,7 +107,7 @@ def test_with_too_few_gpus_each_gets_its_first_replica_before_any_gets_a_second(
 
 
 def test_no_gpu_at_all_refuses_everything():
-    plan = pack(H100, [Demand("a", 2, 1_000)], 0)
+    plan = pack(H100, [SliceDemand("a", 2, 1_000)], 0)
     assert plan.gpus == ()
     assert [(each.replicas, each.reason) for each in plan.rejected] == [
         (2, "finds no further 1g.10gb on 0 GPUs")
@@ -118,29 +118,29 @@ def test_no_gpu_at_all_refuses_everything():
     ("demand", "reason"),
     [
         (
-            Demand("a", 1, 90_000),
+            SliceDemand("a", 1, 90_000),
             "needs 90,000 MiB, and 7g.80gb, the largest slice of h100-80 whose size is known, "
             "holds 81,152",
         ),
         (
-            Demand("a", 1, 20_000, "1g.10gb"),
+            SliceDemand("a", 1, 20_000, "1g.10gb"),
             "needs 20,000 MiB, and the 1g.10gb that it asks for holds 9,984",
         ),
         (
-            Demand("a", 1, 1, "1g.18gb"),
+            SliceDemand("a", 1, 1, "1g.18gb"),
             "asks for 1g.18gb, which h100-80 has not; must be one of "
             "1g.10gb, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
         ),
     ],
 )
 def test_what_fits_no_slice_is_refused_with_the_reason(demand, reason):
-    plan = pack(H100, [demand, Demand("other", 1, 1_000)])
+    plan = pack(H100, [demand, SliceDemand("other", 1, 1_000)])
     assert [each.reason for each in plan.rejected] == [reason]
     assert replicas_of(plan, "other") == [1]
 
 
 def test_sizes_that_nobody_knows_are_named():
-    plan = pack(GPUS["b200-180"], [Demand("a", 1, 30_000), Demand("b", 1, 1, "3g.90gb")])
+    plan = pack(GPUS["b200-180"], [SliceDemand("a", 1, 30_000), SliceDemand("b", 1, 1, "3g.90gb")])
     first, second = plan.rejected
     assert first.reason.endswith(
         "the usable memory of 1g.45gb, 2g.45gb, 3g.90gb, 4g.90gb, 7g.180gb is not known"
@@ -150,12 +150,12 @@ def test_sizes_that_nobody_knows_are_named():
 
 def test_a_size_at_the_very_edge_of_a_slice_fits():
     for need, name in ((9_984, "1g.10gb"), (9_985, "1g.20gb"), (81_152, "7g.80gb")):
-        assert pack(H100, [Demand("a", 1, need)]).gpus[0].slices[0].profile.name == name
-    assert pack(H100, [Demand("a", 1, 81_153)]).gpus == ()
+        assert pack(H100, [SliceDemand("a", 1, need)]).gpus[0].slices[0].profile.name == name
+    assert pack(H100, [SliceDemand("a", 1, 81_153)]).gpus == ()
 
 
 def test_what_is_wasted_is_told():
-    (gpu,) = pack(H100, [Demand("a", 2, 30_000)]).gpus
+    (gpu,) = pack(H100, [SliceDemand("a", 2, 30_000)]).gpus
     assert gpu.free_compute == 1
     assert gpu.uncut_mib == 81_152 - 2 * 40_448
     assert gpu.spare_mib == 2 * (40_448 - 30_000)
@@ -163,18 +163,18 @@ def test_what_is_wasted_is_told():
 
 
 def test_what_could_still_be_cut_is_told():
-    (gpu,) = pack(H100, [Demand("a", 1, 30_000)]).gpus
+    (gpu,) = pack(H100, [SliceDemand("a", 1, 30_000)]).gpus
     assert [each.name for each in gpu.room[0]] == ["4g.40gb"]
     assert gpu.slices[0].placement.start == 4
 
 
 def test_a_gpu_of_unknown_size_has_unknown_waste():
-    (gpu,) = pack(GPUS["b200-180"], [Demand("a", 3, 10_000)]).gpus
+    (gpu,) = pack(GPUS["b200-180"], [SliceDemand("a", 3, 10_000)]).gpus
     assert gpu.uncut_mib is None
 
 
 def test_hundreds_of_replicas_are_planned():
-    wanted = [Demand(f"m{n}", 10, 1_000 + 1_300 * n) for n in range(40)]
+    wanted = [SliceDemand(f"m{n}", 10, 1_000 + 1_300 * n) for n in range(40)]
     plan = pack(H100, wanted)
     possible(plan)
     assert plan.proved

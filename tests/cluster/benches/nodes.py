@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtests.benches.metrics_page import by_label, fetch
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, median, say, table
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, median, say, table
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load, LoadResult, run
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
@@ -213,7 +213,7 @@ BENCH = Bench(
     thresholds=thresholds,
     notes=("Nodes and callers share the processors: the tail of three nodes holds that too.",),
     record=asdict,
-    options={"seconds": Option(20.0, "of each load")},
+    options={"seconds": BenchOption(20.0, "of each load")},
     package="tests.cluster.benches",
 )
 

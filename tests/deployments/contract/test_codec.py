@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from deployments.contract.codec import MessageCodec, OtherVersion
+from deployments.contract.codec import SPOKEN, WIRE, MessageCodec, OtherVersion
 from deployments.contract.scaling.document import ScalingDocument, parse
-from deployments.contract.version import SPOKEN, WIRE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deployments.contract.version import SPOKEN, WIRE
+from deployments.contract.codec import SPOKEN, WIRE
 from deployments.process.code_version import code_version, sources_digest
 
 ROOT = Path(__file__).parents[3]

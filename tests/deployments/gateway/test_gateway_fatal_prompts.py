@@ -17,8 +17,8 @@ from in_process import Stand, standing
 
 from deployments.contract.channel.frames import Buffer, Kind
 from deployments.contract.channel.stream_messages import StreamEnd
-from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import ModelDescription
+from deployments.contract.registry import CrashedInput, CrashReport
 from deployments.gateway.http.protocols.openai_generation import decode_chat, fingerprint
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica

@@ -20,7 +20,7 @@ from in_process import Answer, Stand, ask, standing
 from PIL import Image
 
 from deployments.preprocess.images import prepared
-from deployments.preprocess.resize import resized as resize_now
+from deployments.preprocess.images import resized as resize_now
 
 SIZES = (16, 32, "16x48")
 PATH = "/v1/models/tiny:classify"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from deployments.contract.description import ImageInput
 from deployments.contract.errors import BadRequest
-from deployments.gateway.preprocess.inputs import TURN_IMAGES, prepare_images
+from deployments.gateway.services import TURN_IMAGES, prepare_images
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.images import from_levels, opened, prepared, row_bytes
 

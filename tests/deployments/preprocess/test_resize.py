@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deployments.preprocess.resize import Operation, resized
+from deployments.preprocess.images import Operation, resized
 
 torch = pytest.importorskip("torch")
 
@@ -84,5 +84,5 @@ def test_grey_keeps_an_axis_for_its_channel(antialias, rounded):
 def test_an_image_taken_in_many_strips_is_resized_as_in_one(kind, monkeypatch):
     picture = Image.fromarray(levels(50, 30))
     whole = resized(picture, Operation(kind, False, False), 20, 20)
-    monkeypatch.setattr("deployments.preprocess.resize._STRIP_BYTES", 200)
+    monkeypatch.setattr("deployments.preprocess.images._STRIP_BYTES", 200)
     assert (resized(picture, Operation(kind, False, False), 20, 20) == whole).all()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.preprocess import inputs as texts_module
-from deployments.gateway.preprocess.inputs import TURN_CHARS, TURN_TEXTS, encode_texts, text_turns
+from deployments.gateway import services
+from deployments.gateway.services import TURN_CHARS, TURN_TEXTS, encode_texts, text_turns
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.preprocess.tokenizer import (
     TextCache,
@@ -290,7 +290,7 @@ async def test_a_refusal_names_the_texts_index_in_the_request_not_in_its_turn(po
 
 async def test_tokenising_lets_other_threads_run(pool, monkeypatch):
     """The loop takes steps while one long text is tokenised, so the lock is let go of."""
-    monkeypatch.setattr(texts_module, "INLINE_CHARS", 0)
+    monkeypatch.setattr(services, "INLINE_CHARS", 0)
     task = asyncio.create_task(
         encode_texts(pool, "t", tokenizer(max_length=60_000), ["!" * 50_000])
     )

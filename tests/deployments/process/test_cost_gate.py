@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract.rollout.costs import CostBounds, LiveCosts
+from deployments.contract.rollout.observations import CostBounds, LiveCosts
 from deployments.contract.rollout.terms import RolloutTerms
 from deployments.process.cost_gate import late_rows, refusal, too_costly
 

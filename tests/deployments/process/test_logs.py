@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+from deployments.gateway.telemetry.gateway_telemetry import AccessLine, AccessLog
 from deployments.gateway.tenancy.tenants import new_key
 from deployments.process import logs
 

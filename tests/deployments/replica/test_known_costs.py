@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from made_profiles import IDENTITY, identity
 
-from deployments.contract.rollout.costs import CostBounds, LiveCosts
+from deployments.contract.rollout.observations import CostBounds, LiveCosts
 from deployments.replica.describe import runtime_settings
 from deployments.replica.known_costs import (
     MEASURES,

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from autoscaling.types import StartReading, State
+from deployments.contract.codec import SPOKEN
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import PROGRESS, ReplicaProgress
 from deployments.contract.scaling.messages import START
-from deployments.contract.version import SPOKEN
 from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.process.replica_directory import RunningReplica

@@ -14,16 +14,15 @@ from device_jobs import worker_of
 from fake_runtimes import Gated, Moody
 from fake_sessions import FakeSession, frame
 from msgspec.structs import replace
+from ragged_rows import ragged
 
 from deployments.contract.channel.frames import (
     BatchCall,
     BatchReply,
-    Column,
     Kind,
     MessageError,
     RowError,
     encode_call,
-    pack,
 )
 from deployments.replica.replica_core import ReplicaCore
 from deployments.replica.watchdogs import watch_hangs
@@ -32,7 +31,7 @@ from runtimes.types import Batch, Ragged, Result, StageTimes
 
 
 def call(lease_id: int, **more: Any) -> BatchCall:
-    column = pack("INT64", [np.array([lease_id])], None)
+    column = ragged("INT64", [np.array([lease_id])])
     lengths = np.array([1], dtype=np.int32).tobytes()
     return BatchCall(1.0, lengths, {"x": column}, None, **more)
 
@@ -222,7 +221,7 @@ async def test_a_lease_of_a_connection_that_is_gone_is_not_taken_for_one_of_the_
 
 
 async def test_a_batch_that_cannot_be_read_takes_no_place(held: Held) -> None:
-    nope = replace(call(1), inputs={"x": Column("NOPE", b"", None)})
+    nope = replace(call(1), inputs={"x": Ragged("NOPE", np.empty(0), ((1,),))})
     with pytest.raises(MessageError):
         held.core.received(held.session("a"), frame(Kind.BATCH, 1, encode_call(nope)))
     assert held.core.inflight == 0

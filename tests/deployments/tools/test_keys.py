@@ -14,7 +14,7 @@ from deployments import cli
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.key import moment_s
 from deployments.tools import keys, operator
-from deployments.tools.tenants_file import tenants_of
+from deployments.tools.keys import tenants_of
 from deployments.tools.where import Where
 
 HASH = "sha256:" + "1" * 64

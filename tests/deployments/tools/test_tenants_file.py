@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.settings.plain import SettingsErrors
-from deployments.tools.tenants_file import CannotEdit, add_key, remove_key, tenants_of
+from deployments.tools.keys import CannotEdit, add_key, remove_key, tenants_of
 
 ONE, TWO, THREE = ("sha256:" + digit * 64 for digit in "123")
 BLOCK = f"""# who may come

@@ -33,7 +33,7 @@ from itertools import groupby
 from math import log
 from pathlib import Path
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import poisson_times
 from routers.api.actions import Action, Reject
@@ -318,9 +318,9 @@ BENCH = Bench(
     about=__doc__,
     title="Speed of the core alone",
     options={
-        "levels": Option(list(LEVELS)),
-        "requests": Option(20_000, "a repeat"),
-        "repeats": Option(5),
+        "levels": BenchOption(list(LEVELS)),
+        "requests": BenchOption(20_000, "a repeat"),
+        "repeats": BenchOption(5),
     },
     measure=runs,
     tables=tables,

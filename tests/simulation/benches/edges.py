@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most, number
 from routers.api.settings import BucketSettings
 from routers.policies.edges.edges import EdgeSolver
@@ -204,10 +204,10 @@ BENCH = Bench(
     about=__doc__,
     title="Bucket edges: padding, and the share within the SLO",
     options={
-        "rates": Option([600.0, 800.0, 900.0]),
-        "seeds": Option(5),
-        "requests": Option(12_000, "a run"),
-        "also": Option([], "edges to compare with", parse=int, metavar="EDGE"),
+        "rates": BenchOption([600.0, 800.0, 900.0]),
+        "seeds": BenchOption(5),
+        "requests": BenchOption(12_000, "a run"),
+        "also": BenchOption([], "edges to compare with", parse=int, metavar="EDGE"),
     },
     measure=runs,
     tables=tables,

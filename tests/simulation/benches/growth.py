@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from routers.api.settings import DispatcherSettings
 from routers.simulation.devices import Drag
@@ -196,12 +196,12 @@ BENCH = Bench(
     about=__doc__,
     title="Growth of the core with its fleet",
     options={
-        "replicas": Option(list(FLEETS)),
-        "tenants": Option(list(TENANTS)),
-        "buckets": Option(list(BUCKETS)),
-        "requests": Option(10_000, "a repeat"),
-        "repeats": Option(5),
-        "accounted": Option(1_000_000, "requests over the largest fleet; 0: none"),
+        "replicas": BenchOption(list(FLEETS)),
+        "tenants": BenchOption(list(TENANTS)),
+        "buckets": BenchOption(list(BUCKETS)),
+        "requests": BenchOption(10_000, "a repeat"),
+        "repeats": BenchOption(5),
+        "accounted": BenchOption(1_000_000, "requests over the largest fleet; 0: none"),
     },
     measure=runs,
     tables=tables,

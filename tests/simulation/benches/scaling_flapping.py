@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, say
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from tests.simulation.benches.scaling_frontier.load import Load, flat, pulses, sawtooth
 from tests.simulation.benches.scaling_frontier.ours import Headrace
@@ -128,7 +128,7 @@ BENCH = Bench(
     name="scaling_flapping",
     about=__doc__,
     title="Autoscaling: changes while demand is flat, and on a sawtooth",
-    options={"seeds": Option(5), "hours": Option(2.0, "counted")},
+    options={"seeds": BenchOption(5), "hours": BenchOption(2.0, "counted")},
     measure=runs,
     tables=tables,
     thresholds=thresholds,

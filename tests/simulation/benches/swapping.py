@@ -17,7 +17,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, median, spread, table
+from loadtests.benches.runner import (
+    Bench,
+    BenchOption,
+    BenchRun,
+    Options,
+    Runs,
+    median,
+    spread,
+    table,
+)
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most
 from tests.simulation.benches.pooled_models import LOAD_S, Outcome, PoolReplica, SwapPolicy
 from tests.simulation.benches.swap_policies import Gdsf, Lfu, Lru, Ours, Static, last_8_s
@@ -132,7 +141,7 @@ BENCH = Bench(
     name="swapping",
     about=__doc__,
     title="Eight models over room for three: waits and swaps",
-    options={"seeds": Option(5), "minutes": Option(60.0, "of traffic that count, a run")},
+    options={"seeds": BenchOption(5), "minutes": BenchOption(60.0, "of traffic that count, a run")},
     measure=runs,
     tables=tables,
     thresholds=thresholds,

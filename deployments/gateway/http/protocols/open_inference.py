@@ -32,7 +32,6 @@ from deployments.gateway.http.protocols import json_body, tensors
 from deployments.gateway.http.protocols.tensors import (
     Datatype,
     Encoded,
-    InferAnswer,
     InferCall,
     RequestedOutput,
     RowTensor,
@@ -294,12 +293,12 @@ def _refuse_duplicates(what: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def encode(call: InferCall, answer: InferAnswer) -> Encoded:
+def encode(call: InferCall, model: str, version: str, outputs: Sequence[Tensor]) -> Encoded:
     """The answer in the form `call` asked for: JSON, or JSON followed by the binary outputs."""
-    outputs: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
     forms = {output.name: output.binary for output in call.outputs}
-    for tensor in answer.tensors:
+    for tensor in outputs:
         entry: dict[str, Any] = {
             "name": tensor.name,
             "shape": tensor.data.shape,
@@ -310,8 +309,8 @@ def encode(call: InferCall, answer: InferAnswer) -> Encoded:
             entry["parameters"] = {"binary_data_size": len(binary[-1])}
         else:
             entry["data"] = json_values(tensor)
-        outputs.append(entry)
-    return _assemble(_envelope(call, answer, outputs), binary)
+        entries.append(entry)
+    return _assemble(_envelope(call, model, version, entries), binary)
 
 
 def pieces(call: InferCall, model: str, version: str, outputs: Sequence[RowTensor]) -> LargeAnswer:
@@ -320,7 +319,7 @@ def pieces(call: InferCall, model: str, version: str, outputs: Sequence[RowTenso
     forms = {output.name: output.binary for output in call.outputs}
     binary = [each for each in outputs if forms.get(each.name, call.binary_outputs)]
     named = {each.name for each in binary}
-    envelope = _envelope(call, InferAnswer(model, version, []), [])
+    envelope = _envelope(call, model, version, [])
     start = orjson.dumps(envelope)[:-2]  # up to the bracket of the outputs
 
     def header() -> Parts:
@@ -378,13 +377,11 @@ def _output(output: RowTensor, binary: bool) -> Parts:
 
 
 def _envelope(
-    call: InferCall, answer: InferAnswer, outputs: list[dict[str, Any]]
+    call: InferCall, model: str, version: str, outputs: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    envelope: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
+    envelope: dict[str, Any] = {"model_name": model, "model_version": version}
     if call.id is not None:
         envelope["id"] = call.id
-    if answer.parameters:
-        envelope["parameters"] = answer.parameters
     envelope["outputs"] = outputs
     return envelope
 

@@ -108,14 +108,6 @@ class InferCall:
 
 
 @dataclass(slots=True)
-class InferAnswer:
-    model: str
-    version: str
-    tensors: list[Tensor]
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class PredictCall:
     """`instances` (row format) or `inputs` (columnar), exactly one: values still JSON, since only
     the model knows their types."""

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from ragged_rows import ragged
 
 from deployments.contract.channel.frames import (
     HEAD,
     BatchCall,
     BatchReply,
-    Column,
     FrameError,
     FrameReader,
     Kind,
@@ -28,7 +28,6 @@ from deployments.contract.channel.frames import (
     encode_call,
     encode_reply,
     framed,
-    pack,
     rows_of,
     to_batch,
 )
@@ -50,22 +49,22 @@ from deployments.contract.channel.stream_messages import (
     encode_generate,
     encode_steps,
 )
-from runtimes.types import DTYPES, EngineLoad
+from runtimes.types import DTYPES, EngineLoad, Ragged
 
 KINDS = frozenset({Kind.BATCH, Kind.REPLY, Kind.BEGIN, Kind.STEPS, Kind.DROP})
 MAX_BYTES = 2000
 WORK = ((0, "a", 1.0), (1, "b", 2.5))
 
 
-def columns(plain: bool) -> dict[str, Column]:
+def columns(plain: bool) -> dict[str, Ragged]:
     """Of two rows, of 2 and 1 elements, and of every width."""
     shapes = None if plain else ((1, 2), (1,))
     texts = [np.array([b"", b"ab"], object), np.array([b"c"], object)]
     rows = {name: [np.ones(2, DTYPES[name]), np.ones(1, DTYPES[name])] for name in DTYPES}
-    return {name: pack(name, texts if name == "BYTES" else rows[name], shapes) for name in rows}
+    return {name: ragged(name, texts if name == "BYTES" else rows[name], shapes) for name in rows}
 
 
-EMPTY = Column("FP32", b"", ((0, 3), (2, 0)))
+EMPTY = Ragged("FP32", np.empty(0, np.float32), ((0, 3), (2, 0)))
 SIZES = np.array([2, 1], dtype=np.int32).tobytes()
 PIECES = (
     Piece(3, b"data: x\n\n", 5, 1, 2, 8, 0.5),
@@ -75,7 +74,10 @@ CALLS = [
     BatchCall(1.0, SIZES, columns(plain=True), ("y",), (0, 1, 2.0), 0.5, WORK, WORK),
     BatchCall(1.0, SIZES, columns(plain=False), None, (1, 0, 0.0), 0.5, (), None, True),
     BatchCall(
-        1.0, SIZES, {"x": EMPTY, "y": pack("INT32", [np.arange(3, dtype=np.int32)], None)}, ()
+        1.0,
+        SIZES,
+        {"x": EMPTY, "y": Ragged("INT32", np.arange(3, dtype=np.int32), ((2,), (1,)))},
+        (),
     ),
 ]
 REPLIES = [
@@ -214,8 +216,9 @@ def use(kind: Kind, body: bytes) -> Any:
     message = DECODE[kind](memoryview(body))
     held = message.inputs if kind is Kind.BATCH else getattr(message, "outputs", {})
     for column in held.values():
-        items = column.buffer if isinstance(column.buffer, list) else [column.buffer]
-        assert sum(map(len, items)) <= len(body)
+        texts = column.datatype == "BYTES"
+        held_bytes = sum(map(len, column.data.tolist())) if texts else column.data.nbytes
+        assert held_bytes <= len(body)
     if kind is Kind.BATCH:
         batch = to_batch(message)
         assert all(len(ragged.shapes) == batch.rows for ragged in batch.inputs.values())

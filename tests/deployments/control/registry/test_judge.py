@@ -15,7 +15,7 @@ from deployments.contract.rollout.observations import (
     step_of,
 )
 from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms
-from deployments.control.registry.judge import at_least, at_most, complaint, median_s, whole
+from deployments.control.registry.rollout import at_least, at_most, complaint, median_s, whole
 
 TERMS = RolloutTerms()
 

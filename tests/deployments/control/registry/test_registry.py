@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract.crash_reports import CrashReport
 from deployments.contract.description import GroupDescription, ModelDescription
-from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
     SNAPSHOT_KEEPS_S,
+    CrashReport,
     GatewayExchange,
     GatewaySnapshot,
     ModelOutline,
     ModelSnapshot,
+    PoolMember,
     ReplicaProgress,
 )
-from deployments.contract.rollout.costs import LiveCosts
+from deployments.contract.rollout.observations import LiveCosts
 from deployments.contract.rollout.terms import canary_of
 from deployments.control.registry.registry import GATHERS_S, Registry
 

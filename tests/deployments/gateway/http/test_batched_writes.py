@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from deployments.gateway.http.batched_writes import MAX_BYTES, BatchedTransport
+from deployments.gateway.http.strict_protocol import MAX_UNSENT_BYTES, BatchedTransport
 
 
 class Wire:
@@ -84,8 +84,8 @@ async def test_much_is_written_at_once_so_that_flow_control_holds() -> None:
     said: list[Any] = []
     wire = BatchedTransport(Wire(said))
     wire.write(b"head")
-    wire.write(bytes(MAX_BYTES))
-    assert said == [b"head" + bytes(MAX_BYTES)]
+    wire.write(bytes(MAX_UNSENT_BYTES))
+    assert said == [b"head" + bytes(MAX_UNSENT_BYTES)]
     wire.write(b"more")
     wire.pause_reading()
     await asyncio.sleep(0)

@@ -12,8 +12,7 @@ from deployments.control.supervisor.ingress_socket import IngressSocket
 from deployments.gateway.http import direct_protocol, strict_protocol
 from deployments.gateway.http.direct_protocol import Connections
 from deployments.gateway.http.direct_server import CertificateRenewal, DirectServer
-from deployments.settings.gateway import GatewaySettings
-from deployments.settings.tls import TlsSettings
+from deployments.settings.gateway import GatewaySettings, TlsSettings
 
 HEAD = b"POST /v2/x HTTP/1.1\r\nhost: x\r\n"
 

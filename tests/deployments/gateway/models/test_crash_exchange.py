@@ -12,8 +12,7 @@ from fake_runtimes import Moody
 from held_calls import INFER, SYNTHETIC, body_of
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.crash_reports import CrashedInput, CrashReport
-from deployments.contract.registry import GatewaySnapshot
+from deployments.contract.registry import CrashedInput, CrashReport, GatewaySnapshot
 from deployments.control.registry.registry import Registry
 from deployments.gateway.models import crash_exchange
 from deployments.gateway.models.crash_exchange import CrashExchange

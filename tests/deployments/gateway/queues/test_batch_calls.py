@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from deployments.contract import errors
-from deployments.contract.channel.frames import BatchReply, RowError, from_ragged, to_batch
+from deployments.contract.channel.frames import BatchReply, RowError, to_batch
 from deployments.gateway.queues.batch_queue import build_call, deliver_rows
 from deployments.gateway.rows import RowColumn, Rows
 from routers.api.actions import Dispatch
@@ -69,7 +69,7 @@ def test_a_batch_asks_for_what_any_of_its_members_wants(wanted: Any, union: Any)
 
 def reply(values: list[float], failed: tuple[RowError, ...] = ()) -> BatchReply:
     data = np.array(values, dtype=np.float32)
-    outputs = from_ragged({"y": Ragged("FP32", data, ((),) * len(values))}) if values else {}
+    outputs = {"y": Ragged("FP32", data, ((),) * len(values))} if values else {}
     stages = (0.0, 0.0, 0.0, 0.0, 0.0)
     return BatchReply(False, outputs, failed, 0.0, 0.5, 0, stages, 0, 0, 0, 0.0, 0.0)
 

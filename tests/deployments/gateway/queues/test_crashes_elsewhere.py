@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.contract.crash_reports import CrashedInput, CrashReport
+from deployments.contract.registry import CrashedInput, CrashReport
 from deployments.gateway.queues.lost_replicas import RemoteCrashes
 
 KEY, OTHER = b"key", b"other"

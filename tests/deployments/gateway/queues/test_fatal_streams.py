@@ -11,8 +11,8 @@ from stream_bench import Bench, bench, read
 
 from deployments.contract import errors
 from deployments.contract.channel.stream_messages import StreamEnd
-from deployments.contract.crash_reports import CrashedInput, CrashReport
 from deployments.contract.description import ModelDescription
+from deployments.contract.registry import CrashedInput, CrashReport
 
 Describe = Callable[..., ModelDescription]
 IT, OTHER = b"it", b"other"

@@ -15,7 +15,7 @@ from deployments.contract.description import (
     GroupDescription,
     ModelDescription,
 )
-from deployments.contract.pool import PoolMember
+from deployments.contract.registry import PoolMember
 from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.process.replica_directory import RunningReplica, directory_for
 

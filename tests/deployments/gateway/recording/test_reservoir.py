@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from deployments.gateway.recording.reservoir import Reservoir
+from deployments.gateway.recording.recorder import Reservoir
 from deployments.gateway.rows import RowColumn, Rows
 
 

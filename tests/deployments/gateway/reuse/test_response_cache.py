@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.gateway.reuse import response_cache
-from deployments.gateway.reuse.response_cache import ResponseCache
+from deployments.gateway.reuse import answer_reuse
+from deployments.gateway.reuse.answer_reuse import ResponseCache
 from deployments.gateway.rows import RowAnswer, RowColumn, Rows, joint_key, row_keys
 
 OUTPUTS = ("pooled", "hidden")
@@ -248,7 +248,7 @@ def test_the_bound_counts_all_that_python_takes(width: int, datatype: str) -> No
             array[:] = [b"%d" % (number + n) for n in range(width)]
         put(cache, "a", b"%032d" % number, RowAnswer({"y": (datatype, array)}))
     # Of these two files: other tests' threads allocate too.
-    own = [tracemalloc.Filter(True, file) for file in (__file__, response_cache.__file__)]
+    own = [tracemalloc.Filter(True, file) for file in (__file__, answer_reuse.__file__)]
     traces = tracemalloc.take_snapshot().filter_traces(own).traces
     tracemalloc.stop()
     taken = sum(trace.size for trace in traces)

@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 from channel_net import Listener
 from fake_engines import until
+from ragged_rows import ragged
 
 from deployments.contract.channel.frames import (
     BatchCall,
-    Column,
     Kind,
     decode_reply,
     encode_call,
-    pack,
 )
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
@@ -84,7 +83,7 @@ class Bench:
         return channel
 
     def send(self, name: str, lease_id: int, *ids: int) -> None:
-        column: Column = pack("INT64", [np.array(ids)], None)
+        column = ragged("INT64", [np.array(ids)])
         lengths = np.array([len(ids)], dtype=np.int32).tobytes()
         said = encode_call(BatchCall(1.0, lengths, {"ids": column}, None))
         member = self.residents[name].member.member
@@ -117,7 +116,7 @@ async def test_two_models_answer_over_channels_of_their_own(bench: Bench) -> Non
         bench.send(name, 1, 3, 4)
     await until(lambda: all(bench.replies(name) for name in "ab"))
     sums = [bench.replies(name)[1].outputs["sum"] for name in "ab"]
-    assert [np.frombuffer(column.buffer, np.float32).tolist() for column in sums] == [[7.0], [7.0]]
+    assert [column.data.tolist() for column in sums] == [[7.0], [7.0]]
     members = [resident.member for resident in bench.residents.values()]
     assert [m.member for m in members] == ["p.1", "p.2"]
     assert {m.replica for m in members} == {"p"}
@@ -156,7 +155,7 @@ async def test_python_classes_of_like_named_modules_share_a_process(
         bench.send(name, 1, 3, 4)
     await until(lambda: all(bench.replies(name) for name in "ab"))
     sums = [bench.replies(name)[1].outputs["sum"] for name in "ab"]
-    assert [np.frombuffer(column.buffer, np.float32).tolist() for column in sums] == [
+    assert [column.data.tolist() for column in sums] == [
         [70.0],
         [700.0],
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_engines import until
 
-from deployments.contract.pool import MEMBERS, PoolMember
+from deployments.contract.registry import MEMBERS, PoolMember
 from deployments.contract.scaling.messages import POOL_ORDER, PoolModel, PoolOrder, PoolReport
 from deployments.replica.pool import pool_replica
 from deployments.replica.pool.pool_replica import OrderFollower, PoolAnnouncer

@@ -11,7 +11,7 @@ import pytest
 from device_jobs import job_of
 from fake_engines import until
 
-from deployments.contract.pool import PoolMember
+from deployments.contract.registry import PoolMember
 from deployments.contract.scaling.messages import PoolModel
 from deployments.replica.device import Job
 from deployments.replica.pool import residents

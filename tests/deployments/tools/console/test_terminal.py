@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from deployments.contract.description import Classes, Generating, ModelDescription
-from deployments.control.supervisor.ready_message import ready_message, try_line
+from deployments.control.supervisor.host_process import ready_message, try_line
 from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec
 from tests.deployments.conftest import described as plainly

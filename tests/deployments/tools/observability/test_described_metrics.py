@@ -17,7 +17,7 @@ from deployments.tools.observability.alerts import (
     counted_outcomes,
     rule_groups,
 )
-from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
+from deployments.tools.observability.dashboards import DASHBOARDS, dashboard_model
 from deployments.tools.observability.promql import RecordedSeries
 from tests.kube.prometheus import plain
 

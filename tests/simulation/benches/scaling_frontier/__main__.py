@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from loadtests.benches.runner import Bench, BenchRun, Option, Options, say
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, say
 from loadtests.results.report_table import REPORT_DIR
 from tests.simulation.benches.scaling_frontier import agreement, report
 from tests.simulation.benches.scaling_frontier.cells import (
@@ -123,20 +123,20 @@ BENCH = Bench(
     about=__doc__,
     title="Autoscaling: misses against replica-hours, on virtual time",
     options={
-        "traces": Option([DAY, HOURLY, RECORDED]),
-        "recorded": Option(None, "a recorded trace (CSV)", parse=Path),
-        "seeds": Option(5),
-        "starts": Option([35.0, 3.0], "seconds"),
-        "knees": Option(list(KNEES), "of our own policy"),
-        "pools": Option(
+        "traces": BenchOption([DAY, HOURLY, RECORDED]),
+        "recorded": BenchOption(None, "a recorded trace (CSV)", parse=Path),
+        "seeds": BenchOption(5),
+        "starts": BenchOption([35.0, 3.0], "seconds"),
+        "knees": BenchOption(list(KNEES), "of our own policy"),
+        "pools": BenchOption(
             [8, 16, 24], "replicas of a pool that `models` models share; none: no pool"
         ),
-        "models": Option(8),
-        "sides": Option([], "only these"),
-        "again": Option((), "measure that side again"),
-        "report_only": Option(False, "of what is kept; measure nothing"),
-        "kept": Option(REPORT_DIR / "scaling_frontier" / "cells.jsonl", parse=Path),
-        "agreement": Option(True, "with the router's simulator"),
+        "models": BenchOption(8),
+        "sides": BenchOption([], "only these"),
+        "again": BenchOption((), "measure that side again"),
+        "report_only": BenchOption(False, "of what is kept; measure nothing"),
+        "kept": BenchOption(REPORT_DIR / "scaling_frontier" / "cells.jsonl", parse=Path),
+        "agreement": BenchOption(True, "with the router's simulator"),
     },
     measure=runs,
     tables=report.tables,

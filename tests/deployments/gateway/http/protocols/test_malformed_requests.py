@@ -24,7 +24,7 @@ from deployments.gateway.http.protocols import (
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.row_conversion import from_tokens, split
-from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
+from deployments.gateway.prompts import prompt_of, pseudo_ids
 
 SEEDS = [
     json.dumps(

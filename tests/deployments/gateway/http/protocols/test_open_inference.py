@@ -17,7 +17,6 @@ from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.tensors import (
     DTYPES,
     MAX_RANK,
-    InferAnswer,
     InferCall,
     RequestedOutput,
     Tensor,
@@ -37,8 +36,8 @@ def refusal(raw: bytes) -> str:
     return caught.value.message
 
 
-def answer(*tensors: Tensor) -> InferAnswer:
-    return InferAnswer("m", "1", list(tensors))
+def answer(*tensors: Tensor) -> tuple[str, str, list[Tensor]]:
+    return "m", "1", list(tensors)
 
 
 def finite(datatype: str) -> st.SearchStrategy[np.ndarray[Any, Any]]:
@@ -69,7 +68,9 @@ def test_specifications_example_is_read() -> None:
 
 def test_specifications_answer_is_written() -> None:
     data = np.array([[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], dtype=np.float32)
-    encoded = open_inference.encode(InferCall([], id="42"), answer(Tensor("output0", "FP32", data)))
+    encoded = open_inference.encode(
+        InferCall([], id="42"), *answer(Tensor("output0", "FP32", data))
+    )
     assert encoded.body == (
         b'{"model_name":"m","model_version":"1","id":"42","outputs":[{"name":"output0",'
         b'"shape":[3,2],"datatype":"FP32","data":[1.0,1.1,2.0,2.1,3.0,3.1]}]}'
@@ -85,7 +86,7 @@ def test_every_json_type_survives_the_way_out_and_back(
 ) -> None:
     array = data.draw(finite(datatype))
     written = json.loads(
-        open_inference.encode(InferCall([]), answer(Tensor("x", datatype, array))).body
+        open_inference.encode(InferCall([]), *answer(Tensor("x", datatype, array))).body
     )["outputs"][0]
     values = array.tolist() if nested else written["data"]
     back = open_inference.decode(body(**{**written, "data": values})).tensors[0]
@@ -100,7 +101,7 @@ def test_texts_survive_the_way_out_and_back(texts: list[str], nested: bool) -> N
     array = np.empty((1, len(texts)), dtype=object)
     array[0, :] = [text.encode() for text in texts]
     written = json.loads(
-        open_inference.encode(InferCall([]), answer(Tensor("x", "BYTES", array))).body
+        open_inference.encode(InferCall([]), *answer(Tensor("x", "BYTES", array))).body
     )["outputs"][0]
     assert written["data"] == texts
     values = [texts] if nested else texts
@@ -114,20 +115,20 @@ def test_texts_survive_the_way_out_and_back(texts: list[str], nested: bool) -> N
 def test_halves_are_refused_in_json_and_written_exactly(datatype: str) -> None:
     assert "no JSON form" in refusal(body(datatype=datatype, data=[1.0, 2.0, 3.0]))
     array = np.array([0.1, 1.5], dtype=DTYPES[datatype])
-    written = open_inference.encode(InferCall([]), answer(Tensor("h", datatype, array)))
+    written = open_inference.encode(InferCall([]), *answer(Tensor("h", datatype, array)))
     values = json.loads(written.body)["outputs"][0]["data"]
     assert np.array(values, dtype=DTYPES[datatype]).tobytes() == array.tobytes()
 
 
 def test_fp32_is_written_short() -> None:
     array = np.array([0.1, np.float32(1) / 3], dtype=np.float32)
-    encoded = open_inference.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
+    encoded = open_inference.encode(InferCall([]), *answer(Tensor("y", "FP32", array)))
     assert b'"data":[0.1,0.33333334]' in encoded.body
 
 
 def test_infinite_answers_are_null_in_json() -> None:
     array = np.array([np.nan, np.inf], dtype=np.float32)
-    encoded = open_inference.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
+    encoded = open_inference.encode(InferCall([]), *answer(Tensor("y", "FP32", array)))
     assert b'"data":[null,null]' in encoded.body
 
 
@@ -275,14 +276,7 @@ def test_output_asked_for_in_a_form_not_offered_is_refused(parameters: dict[str,
 def test_bytes_that_are_no_text_cannot_be_written_as_json() -> None:
     array = np.array([b"\xff"], dtype=object)
     with pytest.raises(BadRequest, match="ask for it as binary data"):
-        open_inference.encode(InferCall([]), answer(Tensor("y", "BYTES", array)))
-
-
-def test_parameters_of_the_answer_are_written() -> None:
-    reply = InferAnswer("m", "1", [], {"bucket": 16})
-    assert json.loads(open_inference.encode(InferCall([]), reply).body)["parameters"] == {
-        "bucket": 16
-    }
+        open_inference.encode(InferCall([]), *answer(Tensor("y", "BYTES", array)))
 
 
 def test_bfloat16_table_entry_is_the_two_byte_type() -> None:

@@ -15,7 +15,6 @@ from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.tensors import (
     DTYPES,
-    InferAnswer,
     InferCall,
     RequestedOutput,
     Tensor,
@@ -54,7 +53,7 @@ def test_extensions_example_is_read() -> None:
 def test_extensions_answer_is_written() -> None:
     data = np.arange(6, dtype=np.float32).reshape(3, 2)
     call = InferCall([], outputs=[RequestedOutput("output0", True)])
-    encoded = open_inference.encode(call, InferAnswer("m", "1", [Tensor("output0", "FP32", data)]))
+    encoded = open_inference.encode(call, "m", "1", [Tensor("output0", "FP32", data)])
     length = int(dict(encoded.headers)[b"inference-header-content-length"])
     assert encoded.content_type == b"application/octet-stream"
     assert encoded.body[length:] == data.tobytes()
@@ -83,7 +82,7 @@ def test_every_fixed_type_survives_bit_for_bit(
     assert call.tensors[0].data.dtype == dtype
     assert call.tensors[0].data.flags.aligned
     call.outputs = [RequestedOutput("x", True)]
-    encoded = open_inference.encode(call, InferAnswer("m", "1", call.tensors))
+    encoded = open_inference.encode(call, "m", "1", call.tensors)
     assert encoded.body.endswith(raw)
 
 
@@ -118,7 +117,7 @@ def test_outputs_of_both_forms_stand_in_one_answer() -> None:
     call = InferCall([], outputs=[RequestedOutput("a", True), RequestedOutput("b", False)])
     one = np.ones(1, dtype=np.float32)
     encoded = open_inference.encode(
-        call, InferAnswer("m", "1", [Tensor("a", "FP32", one), Tensor("b", "FP32", one)])
+        call, "m", "1", [Tensor("a", "FP32", one), Tensor("b", "FP32", one)]
     )
     length = int(dict(encoded.headers)[b"inference-header-content-length"])
     outputs = json.loads(encoded.body[:length])["outputs"]

@@ -23,7 +23,7 @@ from deployments.gateway.http.protocols import (
     triton,
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
-from deployments.gateway.http.protocols.tensors import ClassifyCall, InferAnswer, InferCall, Tensor
+from deployments.gateway.http.protocols.tensors import ClassifyCall, InferCall, Tensor
 from deployments.gateway.http.row_conversion import split
 from deployments.gateway.telemetry.metrics import (
     BatchSizeStatistics,
@@ -270,7 +270,7 @@ def test_what_is_written_conforms_to_its_schema(
     unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
         "InferResponse": open_inference.encode(
-            InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
+            InferCall([], id="1"), "m", "1", [Tensor("y", "FP32", array)]
         ),
         "EmbeddingsResponse": embeddings.encode(array, 1, "m", "embedding", base64=call.base64),
         "PoolingResponse": embeddings.encode(array, 1, "m", "pooling", base64=True),

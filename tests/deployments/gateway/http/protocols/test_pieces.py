@@ -23,7 +23,6 @@ from deployments.gateway.http.protocols import (
 from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     Encoded,
-    InferAnswer,
     InferCall,
     RequestedOutput,
     RowTensor,
@@ -94,7 +93,7 @@ def test_tensors(
 ) -> None:
     call = InferCall([], id="7", binary_outputs=binary)
     given = outputs(("y", datatype, shapes, padded))
-    at_once = open_inference.encode(call, InferAnswer("m", "1", [o.dense() for o in given]))
+    at_once = open_inference.encode(call, "m", "1", [o.dense() for o in given])
     assert whole(open_inference.pieces(call, "m", "1", given)) == at_once
 
 
@@ -105,7 +104,7 @@ def test_binary_tensors_beside_others() -> None:
         ("a", "BYTES", [(2,), (1,)], (2,)), ("b", "FP32", [(9,), (9,)], (9,)),
         ("c", "INT64", [(1, 2)] * 2, (1, 2)),
     )  # fmt: skip
-    at_once = open_inference.encode(call, InferAnswer("m", "1", [o.dense() for o in given]))
+    at_once = open_inference.encode(call, "m", "1", [o.dense() for o in given])
     assert whole(open_inference.pieces(call, "m", "1", given)) == at_once
 
 

@@ -12,7 +12,7 @@ from fake_engines import until
 
 from deployments.contract.channel.frames import HEAD, FrameError, Kind
 from deployments.contract.channel.handshake import ReplicaHandshake, new_key
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from deployments.gateway.queues.connections import CREDIT_EVERY_BYTES
 from deployments.process.replica_directory import RunningReplica
 

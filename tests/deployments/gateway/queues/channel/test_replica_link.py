@@ -20,7 +20,7 @@ from deployments.contract.channel.frames import (
     framed,
 )
 from deployments.contract.channel.handshake import Challenge, ReplicaHandshake, refusal
-from deployments.contract.version import WIRE
+from deployments.contract.codec import WIRE
 from deployments.gateway.queues.connections import SILENCE_S
 
 CHANNEL = "deployments.gateway.queues.connections"

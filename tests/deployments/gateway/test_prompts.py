@@ -12,7 +12,7 @@ import pytest
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import ContextTooLong
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
+from deployments.gateway.prompts import prompt_of, pseudo_ids
 from routers.api.requests import Generation
 
 Describe = Callable[..., ModelDescription]

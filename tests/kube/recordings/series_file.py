@@ -24,7 +24,7 @@ class BadRecording(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class SeriesRecording:
     """`facts`: of what, where, when and how. `at_s`: of each scrape, Unix time. `series`: by name
     and labels as Prometheus writes them, a value a scrape, None where there was none."""
 
@@ -63,23 +63,23 @@ class SeriesRecorder:
                     values.append(value)
         self.at_s.append(at_s)
 
-    def done(self, facts: Mapping[str, str]) -> Recording:
+    def done(self, facts: Mapping[str, str]) -> SeriesRecording:
         scrapes = len(self.at_s)
         whole = {
             series: [*values, *[None] * (scrapes - len(values))]
             for series, values in sorted(self.series.items())
         }
-        return Recording(facts, self.at_s, whole)
+        return SeriesRecording(facts, self.at_s, whole)
 
 
-def write(recording: Recording, path: Path) -> None:
+def write(recording: SeriesRecording, path: Path) -> None:
     header = {"facts": dict(recording.facts), "at_s": list(recording.at_s)}
     lines = [json.dumps(header)]
     lines += [f"{series}\t{_packed(values)}" for series, values in recording.series.items()]
     path.write_bytes(lzma.compress("\n".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def read(path: Path) -> Recording:
+def read(path: Path) -> SeriesRecording:
     """Raises OSError and BadRecording."""
     try:
         first, *lines = lzma.decompress(path.read_bytes()).decode().split("\n")
@@ -88,7 +88,7 @@ def read(path: Path) -> Recording:
         series = dict(_unpacked(line, len(at_s)) for line in lines)
     except (lzma.LZMAError, ValueError, KeyError) as error:
         raise BadRecording(f"{path}: {error}") from error
-    return Recording(header["facts"], at_s, series)
+    return SeriesRecording(header["facts"], at_s, series)
 
 
 def _with_instance(labelled: str, instance: str) -> str:

@@ -1,4 +1,4 @@
-"""Records metrics of a real server under load: `python -m loadtests.recordings.war_room`.
+"""Records metrics of a real server under load: `python -m tests.kube.recordings.war_room`.
 
 It plays `war-room.yaml`. Both gateways are scraped every five seconds for some six minutes, while
 two tenants send rows of 5 to 5,000 tokens. A replica's process is killed a third of the way in,
@@ -25,11 +25,11 @@ from loadtests.client.http1 import Target
 from loadtests.client.player import PlayedRequest, PlayerSettings, play
 from loadtests.client.protocols.open_inference import OpenInference
 from loadtests.client.protocols.types import Endpoint
-from loadtests.recordings import series_file
 from loadtests.results.report_table import this_machine
 from loadtests.run import versions
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
+from tests.kube.recordings import series_file
 
 HERE = Path(__file__).parent
 RECORDING = HERE / "war-room.series.xz"
@@ -37,10 +37,10 @@ MODEL, SLEEPER = "device", "rare"
 EVERY_S = 5.0
 KILL_AT_S = 120.0
 WAKE_AT_S = (60.0, 330.0)
-COMMAND = "python -m loadtests.recordings.war_room"
+COMMAND = "python -m tests.kube.recordings.war_room"
 
 
-def record() -> series_file.Recording:
+def record() -> series_file.SeriesRecording:
     """Starts a server, plays the scenario, stops the server."""
     scenario = scenario_file.load(HERE / "war-room.yaml", ())
     settings = yaml.safe_load((HERE / "war-room-server.yaml").read_text())
