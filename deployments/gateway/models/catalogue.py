@@ -448,11 +448,20 @@ class Catalogue:
             return served.tokenizer
         asked = self._registry.blob.remote(d.tokenizer_digest)
         blob: bytes = await asyncio.wait_for(asked, _BLOB_S)
-        # Of a pair the document is cut in any case.
-        reranks = d.task == "rerank"
-        tokenizer = TextTokenizer(blob, d.max_length, d.truncate or reranks, self._cache_bytes)
-        tokenizer.pairs = pairs.template(blob) if reranks else None
-        return tokenizer
+        return tokenizer_of(d, blob, self._cache_bytes)
+
+
+def tokenizer_of(d: ModelDescription, tokenizer_json: bytes, cache_bytes: int) -> TextTokenizer:
+    """As the model reads texts."""
+    reranks, how = d.task == "rerank", d.token_vectors
+    truncate = d.truncate or reranks  # of a pair the document is cut in any case
+    markers = how.markers if how else ()
+    made = TextTokenizer(tokenizer_json, d.max_length, truncate, cache_bytes, markers)
+    if reranks and how is None:
+        made.pairs = pairs.template(tokenizer_json)
+    elif reranks:
+        made.pairs = pairs.Apart(how, *made.around, d.truncate)
+    return made
 
 
 def unknown_model(name: str) -> errors.NotFound:
@@ -472,6 +481,6 @@ def _public_description(d: ModelDescription) -> ModelDescription:
 
 def _tokenize_alike(a: ModelDescription, b: ModelDescription) -> bool:
     """Whether both make the same tokens of a text, so that one's tokeniser serves the other."""
-    return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
-        b.task, b.tokenizer_digest, b.max_length, b.truncate,
+    return (a.task, a.tokenizer_digest, a.max_length, a.truncate, a.token_vectors) == (
+        b.task, b.tokenizer_digest, b.max_length, b.truncate, b.token_vectors,
     )  # fmt: skip
