@@ -87,7 +87,7 @@ class Pooling:
 
     modes: of `MODES`, their vectors side by side; () where the model has pooled already. dense: the
     layers after it. normalize: to Euclidean length 1, last. splade: for a sparse vector instead;
-    tokens: for a vector of each token, through the same layers.
+    tokens: for a vector of each token, through the same layers. prompts: tokens of a prompt count.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -95,11 +95,12 @@ class Pooling:
     dense: tuple[Dense, ...] = ()
     splade: Splade | None = None
     tokens: TokenVectors | None = None
+    prompts: bool = True
 
     @property
     def plain(self) -> bool:
         """Whether it is the mean, the first token, or nothing to pool; perhaps normalised."""
-        special = self.dense or self.splade or self.tokens
+        special = self.dense or self.splade or self.tokens or not self.prompts
         return self.modes in ((), ("mean",), ("cls",)) and not special
 
 
@@ -187,11 +188,13 @@ def declared_pooling(folder: Path) -> Pooling | None:
             f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}; the order has to be "
             "Transformer, Pooling, Dense (any number), Normalize"
         )
-    modes = _modes(read(modules[1][1] / "config.json"), folder)
+    config = read(modules[1][1] / "config.json")
+    modes = _modes(config, folder)
+    prompts = config.get("include_prompt") is not False or not _has_prompts(folder)
     dense = tuple(
         _dense(place, "sentence_embedding") for kind, place in modules[2:] if kind == "Dense"
     )
-    return Pooling(modes, "Normalize" in kinds, dense)
+    return Pooling(modes, "Normalize" in kinds, dense, prompts=prompts)
 
 
 def pooling_of(folder: Path, mode: str | None, normalize: bool | None) -> Pooling | None:
@@ -250,11 +253,6 @@ def _modes(config: Any, folder: Path) -> tuple[str, ...]:
         raise LoadError(
             f"{folder}: pooling {', '.join(unknown) or 'unnamed'} is not supported; "
             f"{', '.join(MODES)} are"
-        )
-    if config.get("include_prompt") is False and _has_prompts(folder):
-        raise LoadError(
-            f"{folder}: include_prompt is false in the Pooling module, which is not supported: "
-            "pooling would have to leave out the prompt's tokens"
         )
     return tuple(chosen)
 

@@ -85,10 +85,10 @@ class MaxSim:
         begin = perf_counter()
         vectors = {key: next(asked) if len(query) else None for key, query in queries.items()}
         scores = np.zeros(batch.rows, np.float32)
-        for row, (key, document) in enumerate(zip(keys, documents, strict=True)):
-            query, own = vectors[key], next(given) if len(document) else None
-            if query is not None and own is not None:
-                scores[row] = self._score(query, own[~np.isin(document, self._skipped)])
+        for at, (key, document) in enumerate(zip(keys, documents, strict=True)):
+            one, other = vectors[key], next(given) if len(document) else None
+            if one is not None and other is not None:
+                scores[at] = self._score(one, other[~np.isin(document, self._skipped)])
         results = [each for each in (first, second) if each is not None]
         times = StageTimes.total(results)
         times.post_s += perf_counter() - begin

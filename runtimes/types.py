@@ -199,6 +199,7 @@ def text_length(text: bytes) -> int:
 
 INDICES, VALUES = "indices", "values"  # the outputs of a sparse vector, of one width
 TOKEN_VECTORS = "token_embeddings"  # the output with a vector for each token
+PROMPT_MASK = "prompt_mask"  # the input that marks tokens that pooling leaves out; 0 where missing
 MAXSIM = "maxsim"  # the output with the score of a pair by such vectors
 Vector = np.ndarray[Any, Any]
 

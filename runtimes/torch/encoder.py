@@ -24,7 +24,7 @@ from runtimes.errors import LoadError, library
 from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
 from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM, SPARSE_WIDTH
-from runtimes.types import INDICES, TOKEN_VECTORS, VALUES
+from runtimes.types import INDICES, PROMPT_MASK, TOKEN_VECTORS, VALUES
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
 _FUNCTIONS = {
@@ -49,10 +49,13 @@ class Encoder(nn.Module):
         super().__init__()
         self.network, self.task, self.pooling = network, task, pooling
         self.inputs = _inputs(network)
+        if pooling and pooling.modes and not pooling.prompts and task != "classify":
+            self.inputs = (*self.inputs, PROMPT_MASK)
         self.dense = nn.ModuleList(map(_Layer, pooling.dense if pooling else ()))
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         named = dict(zip(self.inputs, tensors, strict=True))
+        of_prompts = named.pop(PROMPT_MASK, None)
         tokens = self.pooling.tokens if self.pooling else None
         if tokens and tokens.unattended is not None:
             mask = attended(named[INPUT_IDS], named[ATTENTION_MASK], tokens.unattended)
@@ -68,6 +71,8 @@ class Encoder(nn.Module):
         if tokens:
             return {TOKEN_VECTORS: self._projected(hidden)}
         mask = named[ATTENTION_MASK]
+        if of_prompts is not None:
+            mask = mask * (of_prompts == 0).to(mask.dtype)
         vectors = [pooled(hidden, mask, mode) for mode in self.pooling.modes]
         embedding = vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
         found = {EMBEDDING: self._projected(embedding)}
@@ -117,11 +122,12 @@ def attended(ids: torch.Tensor, mask: torch.Tensor, fill: int) -> torch.Tensor:
 
 
 def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """[rows, width] of [rows, length, width] and the mask [rows, length], as the mode (one of
-    `runtimes.folder.MODES`) says. Source: sentence-transformers' module Pooling."""
+    """[rows, width] of [rows, length, width] and the mask [rows, length] of tokens that count, as
+    the mode (one of `runtimes.folder.MODES`) says. Source: sentence-transformers' Pooling."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     if mode == "cls":
-        return hidden[:, 0]
+        first = mask.argmax(1, keepdim=True).unsqueeze(-1)
+        return hidden.gather(1, first.expand(-1, -1, hidden.shape[2])).squeeze(1)
     if mode == "max":
         return hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(1)
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)

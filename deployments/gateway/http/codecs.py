@@ -240,7 +240,9 @@ class EmbeddingsCodec:
         self._check(call, d)
         if tokens is not None and d.token_vectors is not None and tokenizer is not None:
             tokens = embeddings.as_rows(call, tokens, d, tokenizer)
-        rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
+        more = embeddings.prompt_masks(call, tokens, d, tokenizer)
+        given = call.tokens if tokens is None else tokens
+        rows = from_tokens(given, d, more)  # type: ignore[arg-type]
         rows.outputs = self._outputs(d)
         return rows
 

@@ -457,10 +457,10 @@ def tokenizer_of(d: ModelDescription, tokenizer_json: bytes, cache_bytes: int) -
     truncate = d.truncate or reranks  # of a pair the document is cut in any case
     markers = how.markers if how else ()
     made = TextTokenizer(tokenizer_json, d.max_length, truncate, cache_bytes, markers)
-    if reranks and how is None:
-        made.pairs = pairs.template(tokenizer_json)
-    elif reranks:
+    if reranks and how is not None:
         made.pairs = pairs.Apart(how, *made.around, d.truncate)
+    elif reranks:
+        made.pairs = pairs.template(tokenizer_json)
     return made
 
 

@@ -1,4 +1,6 @@
-"""Texts to a vector for each token, and to scores by them, through the whole gateway and torch."""
+"""Texts to a vector for each token, to scores by them, and to one vector without a prompt's tokens,
+through the whole gateway and torch.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from in_process import Stand, ask, standing
 
+from tests.runtimes.test_families import modules
 from tests.runtimes.test_token_vectors import (
     FILLED,
     WIDTH,
@@ -19,8 +23,10 @@ from tests.runtimes.test_token_vectors import (
     colbert,
     filled,
     maxsim,
+    network,
     pylate,
     stanford,
+    tokenizer,
 )
 
 WORST = 1e-5
@@ -165,3 +171,29 @@ async def test_texts_are_cut_where_settings_say_and_documents_to_be_ranked_alway
     assert (status, answer["error"]["param"]) == (400, "query")
     status, answer = await post(stand, "/rerank", model="short", **ranked)
     assert (status, answer["usage"]["prompt_tokens"]) == (200, FILLED + 40)
+
+
+async def test_the_tokens_of_a_texts_prompt_are_left_out_where_the_folder_says(
+    tmp_path: Path,
+) -> None:
+    tokenizer(tmp_path / "m")
+    made = network(tmp_path / "m")
+    modules(tmp_path / "m", "mean", prompts=False)
+    model = {"runtime": "torch", "source": str(tmp_path / "m"), "task": "embed"}
+
+    def mean(ids: list[int], start: int) -> Any:
+        with torch.no_grad():
+            return made(torch.tensor([ids])).last_hidden_state[0, start:].mean(0).numpy()
+
+    async with standing({"m": model}, tmp_path) as stand:
+        text = stand.models.served["m"].tokenizer.encode(["wheel"])[0].tolist()
+        whole = stand.models.served["m"].tokenizer.encode(["the river: wheel"])[0].tolist()
+        assert len(whole) == len(text) + 3
+        for more, wanted in (
+            ({}, mean(text, 0)),
+            ({"prompt_name": "query"}, mean(whole, 4)),  # its three tokens, and [CLS]
+            ({"input_type": "query"}, mean(whole, 4)),
+        ):
+            status, answer = await post(stand, "/v1/embeddings", model="m", input="wheel", **more)
+            assert status == 200
+            np.testing.assert_allclose(answer["data"][0]["embedding"], wanted, atol=WORST)

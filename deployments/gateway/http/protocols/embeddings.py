@@ -37,6 +37,7 @@ from deployments.gateway.http.protocols.tensors import (
 from deployments.gateway.rows import Array
 from deployments.preprocess import pairs
 from deployments.preprocess.tokenizer import TextTokenizer
+from runtimes.types import PROMPT_MASK
 
 MAX_INPUTS = 2048
 ENTRY_BYTES = 64  # of a sparse vector's entry as JSON, at most
@@ -184,6 +185,15 @@ def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
 def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
     """The texts, each behind the prompt that was asked for, or that the model gives to all. Raises
     `BadRequest` for a prompt that it does not have."""
+    prompt = _prompt_of(call, d)
+    if call.texts is None:
+        if call.prompt is not None:
+            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
+        return None
+    return [prompt + text for text in call.texts] if prompt else call.texts
+
+
+def _prompt_of(call: EmbeddingsCall, d: ModelDescription) -> str:
     choices = d.embedding or _NONE
     name = call.prompt
     if name is not None and name not in choices.prompts:
@@ -191,15 +201,27 @@ def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
         raise BadRequest(
             f"'{d.name}' has no prompt {name[:_SHOWN]!r}; it {has}.", param="prompt_name"
         )
-    if call.texts is None:
-        if name is not None:
-            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
-        return None
     if name is None:
         kind = call.kind or ("document" if d.kind == "tokens" else None)
         name = prompt_for(kind, choices.prompts) or choices.default_prompt
-    prompt = choices.prompts.get(name or "", "")
-    return [prompt + text for text in call.texts] if prompt else call.texts
+    return choices.prompts.get(name, "")
+
+
+def prompt_masks(
+    call: EmbeddingsCall,
+    tokens: Sequence[Array] | None,
+    d: ModelDescription,
+    tokenizer: TextTokenizer | None,
+) -> dict[str, list[Array]]:
+    """The input that says which tokens are the prompt's, for a model that has it; of ids none are.
+    Special tokens before the text count among them."""
+    if tokens is None or tokenizer is None or all(each.name != PROMPT_MASK for each in d.inputs):
+        return {}
+    prompt, count = _prompt_of(call, d), 0
+    if prompt:
+        (ids,) = tokenizer.encode([prompt])
+        count = len(ids) - tokenizer.around[1]
+    return {PROMPT_MASK: [(np.arange(len(each)) < count).astype(np.int64) for each in tokens]}
 
 
 def prompt_for(kind: str | None, prompts: Container[str]) -> str | None:
