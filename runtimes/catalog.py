@@ -31,10 +31,11 @@ from runtimes.graph.options import GraphOptions
 from runtimes.maxsim import MaxSim
 from runtimes.source import Source, SourceKind, all_files, inspect_without_digest
 from runtimes.staging import digest_of
-from runtimes.types import Runtime, RuntimeSettings, StreamRuntime, TokenVectors
+from runtimes.types import PairPrompt, Runtime, RuntimeSettings, StreamRuntime, TokenVectors
 from runtimes.vllm import inspection
 
 GENERATE, RERANK = "generate", "rerank"
+JUDGED_BY = "torch"  # the runtime of language models that rerank
 GROUP = "headrace.runtimes"  # of entry points
 
 
@@ -93,11 +94,18 @@ def create(settings: RuntimeSettings) -> Runtime:
     """The backend, not yet loaded. Raises `LoadError` for what `check` would find, too, and
     `MissingBackend` where its package is not installed."""
     if settings.task == RERANK:
+        if pair_prompt(settings.runtime, settings.source) is not None:
+            return cast(Runtime, _made(settings))
         tokens = token_vectors(settings.runtime, settings.source, settings.options)
         plain = create(replace(settings, task="classify" if tokens is None else "embed"))
         return plain if tokens is None else MaxSim(plain, tokens)
     plain = cast(Runtime, _made(settings))
     return plain if settings.row_shapes is None else EqualShapes(plain, settings)
+
+
+def pair_prompt(runtime: str, path: Path | None) -> PairPrompt | None:
+    """What the language model in a folder reads to judge a pair; None where it is none."""
+    return folder.PROMPT if runtime == JUDGED_BY and path and folder.judges(path) else None
 
 
 def token_vectors(
@@ -298,7 +306,13 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
     chosen = option_parser.parse(options_class(asked.runtime), asked.options)
     declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
     task = asked.task
-    if task == RERANK:
+    if task == RERANK and folder.judges(source.path):
+        if asked.runtime != JUDGED_BY:
+            raise LoadError(
+                f"{source.path} is a language model ({folder.JUDGES}); with task rerank it runs "
+                f"with runtime {JUDGED_BY} alone"
+            )
+    elif task == RERANK:
         task = "embed" if declared and declared.tokens else "classify"
     folder.check(source.path, task)
     longest, taken = asked.max_length, source.longest

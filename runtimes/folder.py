@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import LoadError
-from runtimes.types import TokenVectors
+from runtimes.types import PairPrompt, TokenVectors
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 SPLADE = "splade"  # the mode of a sparse vector
@@ -53,6 +53,17 @@ _ACTIVATIONS = {
     "GELU": "gelu",
     "Sigmoid": "sigmoid",
 }
+JUDGES = "Qwen3ForCausalLM"  # whose next word says whether a document answers a query
+JUDGED = ("yes", "no")
+PROMPT = PairPrompt(  # Qwen3-Reranker's model card
+    begins="<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+    'Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: ",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+    query="\n<Query>: ",
+    document="\n<Document>:",
+    ends="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
 NO_POOLING = (
     "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
     "the model was trained so"
@@ -147,6 +158,8 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
     """Raises `LoadError` for a task or a head that the pooling (`pooling_of`) is not for."""
     if task == "embed" and pooling is None:
         raise LoadError(f"{folder} {NO_POOLING}")
+    if task == "rerank":
+        judged(folder)
     if pooling is not None and pooling.tokens is not None and task != "embed":
         raise LoadError(
             f"{folder} makes a vector for each token; its task must be embed or rerank, not {task}"
@@ -213,6 +226,19 @@ def pooling_of(folder: Path, mode: str | None, normalize: bool | None) -> Poolin
     if found and normalize is not None:
         found = replace(found, normalize=normalize)
     return found
+
+
+def judges(folder: Path) -> bool:
+    """Whether it is a language model that, with task `rerank`, judges pairs: Qwen3-Reranker."""
+    return JUDGES in (_said(folder / "config.json").get("architectures") or ())
+
+
+def judged(folder: Path) -> tuple[int, ...]:
+    """The ids of `JUDGED`. Raises `LoadError`."""
+    ids = _vocabulary(folder)
+    if any(word not in ids for word in JUDGED):
+        raise LoadError(f"{folder}: its tokenizer.json lacks {' or '.join(JUDGED)}, as one token")
+    return tuple(ids[word] for word in JUDGED)
 
 
 def module_files(folder: Path) -> Sequence[Path]:

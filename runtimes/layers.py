@@ -58,7 +58,8 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Traced
                 f"{settings.source} scores pairs by the vectors of their tokens: its layers show "
                 "with task embed"
             )
-        settings = replace(settings, task="classify")
+        if catalog.pair_prompt(settings.runtime, settings.source) is None:
+            settings = replace(settings, task="classify")
     if settings.runtime == "onnxruntime":
         return _trace_onnx(settings, arrays)
     if settings.runtime == "openvino":

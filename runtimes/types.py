@@ -230,6 +230,18 @@ class TokenVectors:
         return None if self.attended else self.fill
 
 
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """What a language model that judges a pair reads: each text stands between two of these, and
+    `ends` is never cut. `instruction` follows `begins`, unless a request brings its own."""
+
+    begins: str
+    instruction: str
+    query: str  # before the query
+    document: str  # behind it; a space, which belongs to the document's first word, follows
+    ends: str
+
+
 def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
     """Two sparse vectors, indices and values each, as values of the same entries. A vector that is
     full may have more entries, none above its least."""

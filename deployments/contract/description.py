@@ -11,7 +11,7 @@ from math import inf
 
 from deployments.contract.codec import MessageCodec
 from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings
-from runtimes.types import TensorSpec, TokenVectors
+from runtimes.types import PairPrompt, TensorSpec, TokenVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +207,7 @@ class ModelDescription:
     embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
     # Of a model that embeds each token of a text, or scores pairs by such vectors.
     token_vectors: TokenVectors | None = None
+    pair_prompt: PairPrompt | None = None  # of a language model that reranks
     aliases: tuple[str, ...] = ()  # other names, as in the settings
     rows_depend: bool = False  # a row's answer depends on the rows that run beside it
 

@@ -339,7 +339,10 @@ def describe(
     tokens = _token_vectors(model, limits, path)
     scores = _scores(model, limits, path, tokens)
     if scores is not None and model.task == "rerank":
-        _check_pairs(scores, tokenizer, apart=tokens is not None)
+        prompt = catalog.pair_prompt(model.runtime, path)
+        _check_pairs(scores, tokenizer, apart=tokens is not None or prompt is not None)
+    else:
+        prompt = None
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     indices = INDICES if embed and _is_sparse(limits) else ""
     reuse = ReuseSettings(
@@ -365,6 +368,7 @@ def describe(
             embedding_choices.read(path, embed.shape[-1], indices, tokens) if embed else None
         ),
         token_vectors=tokens,
+        pair_prompt=prompt,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
@@ -399,8 +403,8 @@ def _scores(
 
 
 def _check_pairs(scores: Classes, tokenizer: bytes, *, apart: bool) -> None:
-    """Raises `LoadError` for a model that does not give one score for a pair of texts. `apart`: it
-    reads the two by themselves."""
+    """Raises `LoadError` for a model that does not give one score for a pair of texts. `apart`: the
+    tokeniser need not make pairs."""
     count = len(scores.labels)
     if count != 1:
         raise LoadError(

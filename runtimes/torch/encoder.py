@@ -39,7 +39,8 @@ _FUNCTIONS = {
 class Encoder(nn.Module):
     """Inputs are int64 [rows, length], in the order of `inputs`; outputs are float32, by name.
 
-    Task `classify`: logits [rows, classes]. `embed`: the embedding [rows, width], or one of each
+    Task `classify`: logits [rows, classes]. `rerank`, of a language model: [rows, 1], by how much
+    yes is likelier than no as the next word. `embed`: the embedding [rows, width], or one of each
     token [rows, length, width], or of a sparse one the largest weights and, as int64, the entries
     of the vocabulary that they are for, both [rows, `SPARSE_WIDTH`]. `tensors`: hidden states
     [rows, length, width], and the embedding where the folder declares a pooling.
@@ -51,6 +52,8 @@ class Encoder(nn.Module):
         self.inputs = _inputs(network)
         if pooling and pooling.modes and not pooling.prompts and task != "classify":
             self.inputs = (*self.inputs, PROMPT_MASK)
+        if task == "rerank":
+            self.judge = nn.Buffer(torch.empty(network.config.hidden_size))  # `opened` fills it
         self.dense = nn.ModuleList(map(_Layer, pooling.dense if pooling else ()))
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -60,6 +63,10 @@ class Encoder(nn.Module):
         if tokens and tokens.unattended is not None:
             mask = attended(named[INPUT_IDS], named[ATTENTION_MASK], tokens.unattended)
             named[ATTENTION_MASK] = mask
+        if self.task == "rerank":
+            hidden = self.network.model(**named, return_dict=True).last_hidden_state.float()
+            last = pooled(hidden, named[ATTENTION_MASK], "lasttoken")
+            return {LOGITS: (last @ self.judge).unsqueeze(1)}
         found = self.network(**named, return_dict=True)
         if self.task == "classify":
             return {LOGITS: found.logits.float()}
@@ -164,7 +171,12 @@ def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
     kind = "AutoModelForSequenceClassification" if task == "classify" else "AutoModel"
     if pooling and pooling.splade:
         kind = "AutoModelForMaskedLM"
+    if task == "rerank":
+        kind = "AutoModelForCausalLM"
     encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
+    if task == "rerank":
+        yes, no = (encoder.network.lm_head.weight[word] for word in model_folder.judged(path))
+        encoder.judge = nn.Buffer((yes - no).detach().clone())
     return encoder.eval().requires_grad_(False)
 
 

@@ -459,6 +459,11 @@ def tokenizer_of(d: ModelDescription, tokenizer_json: bytes, cache_bytes: int) -
     made = TextTokenizer(tokenizer_json, d.max_length, truncate, cache_bytes, markers)
     if reranks and how is not None:
         made.pairs = pairs.Apart(how, *made.around, d.truncate)
+    elif reranks and d.pair_prompt is not None:
+        (ends,) = made.encode([d.pair_prompt.ends])
+        before, after = made.around
+        tail = tuple(ends[before : len(ends) - after].tolist())
+        made.pairs = pairs.PairTemplate(before, after, (), (), tail, typed=False)
     elif reranks:
         made.pairs = pairs.template(tokenizer_json)
     return made
@@ -481,6 +486,6 @@ def _public_description(d: ModelDescription) -> ModelDescription:
 
 def _tokenize_alike(a: ModelDescription, b: ModelDescription) -> bool:
     """Whether both make the same tokens of a text, so that one's tokeniser serves the other."""
-    return (a.task, a.tokenizer_digest, a.max_length, a.truncate, a.token_vectors) == (
-        b.task, b.tokenizer_digest, b.max_length, b.truncate, b.token_vectors,
-    )  # fmt: skip
+    return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
+        b.task, b.tokenizer_digest, b.max_length, b.truncate,
+    ) and (a.token_vectors, a.pair_prompt) == (b.token_vectors, b.pair_prompt)  # fmt: skip

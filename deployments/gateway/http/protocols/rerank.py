@@ -47,7 +47,7 @@ _Documents = list[str | Document]
 
 class RerankRequest(msgspec.Struct, gc=False):
     """`documents`, or Text Embeddings Inference's `texts` with `raw_scores` and `return_text`; its
-    clients name no model."""
+    clients name no model. `instruction`: for a language model that judges, else ignored."""
 
     query: _Text
     model: str = ""
@@ -59,6 +59,7 @@ class RerankRequest(msgspec.Struct, gc=False):
     texts: list[str] | None = None
     raw_scores: bool = False
     return_text: bool = False
+    instruction: str | None = None
 
 
 class ScoreRequest(msgspec.Struct, gc=False):
@@ -115,6 +116,7 @@ class PairsCall:
     top_n: int | None = None
     returns: bool = False
     most_tokens: int | None = None
+    instruction: str | None = None
 
 
 _reranks = msgspec.json.Decoder(RerankRequest)
@@ -142,6 +144,7 @@ def decode(body: bytes, returns: bool) -> PairsCall:
         request.model, [request.query], documents, "results",
         request.raw_scores or not request.use_activation,
         request.top_n or None, returns if told is None else told, request.max_tokens_per_doc,
+        request.instruction,
     )  # fmt: skip
 
 
@@ -179,6 +182,11 @@ def _check_count(name: str, entries: Sequence[Any]) -> None:
 
 def prompted(call: PairsCall, d: ModelDescription) -> list[str]:
     """All queries and then all documents, as the model's tokeniser takes them."""
+    if (prompt := d.pair_prompt) is not None:
+        # Cut where the tokeniser's words end, so that the tokens are those of the whole.
+        begins = f"{prompt.begins}{call.instruction or prompt.instruction}{prompt.query}"
+        queries = [f"{begins}{text}{prompt.document}" for text in call.queries]
+        return queries + [f" {text}" for text in call.documents]
     prompts = dict(d.token_vectors.prompts) if d.token_vectors else {}
     if not prompts:
         return call.queries + call.documents
