@@ -20,6 +20,7 @@ import numpy as np
 from runtimes import rows
 from runtimes.errors import Unhealthy
 from runtimes.graph.bert import INPUT_IDS, TOKEN_TYPES
+from runtimes.graph.dense import check_ids
 from runtimes.types import (
     MAXSIM,
     TOKEN_VECTORS,
@@ -56,7 +57,7 @@ class MaxSim:
             mask_input=None,
             optional_inputs=(),
             fixed_edges=(),
-            id_bounds={INPUT_IDS: own.id_bounds[INPUT_IDS], TOKEN_TYPES: 2},
+            id_bounds={**own.id_bounds, TOKEN_TYPES: 2},
             sample=_sample,
         )
 
@@ -71,6 +72,7 @@ class MaxSim:
     def run(self, batch: Batch) -> Result:
         limits = self.limits()
         rows.check(batch, limits)
+        check_ids(batch, limits.id_bounds)
         wanted = rows.wanted(batch, limits)
         ids, kinds = (list(batch.inputs[name].rows()) for name in (INPUT_IDS, TOKEN_TYPES))
         queries: dict[bytes, Array] = {}

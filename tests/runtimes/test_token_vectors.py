@@ -17,7 +17,7 @@ from tokenizers.models import WordPiece
 
 from runtimes import catalog
 from runtimes.catalog import create
-from runtimes.errors import LoadError
+from runtimes.errors import BadRows, LoadError
 from runtimes.folder import pooling_of
 from runtimes.types import Batch, Ragged, Runtime, RuntimeSettings
 from tests.runtimes.test_families import SIZES, WORST
@@ -247,6 +247,18 @@ def test_a_pairs_score_is_the_same_alone_and_may_be_a_mean(tmp_path):
     lacking = batch([row[0], row[0], row[0]], [row[1], [0] * len(row[0]), [1] * len(row[0])])
     together = runtime.run(lacking).outputs["maxsim"].data
     np.testing.assert_allclose(together, [alone, 0, 0], atol=WORST)
+
+
+def test_a_pair_of_ids_that_no_table_has_is_its_callers_fault(tmp_path):
+    colbert(tmp_path / "m")
+    runtime = opened("torch", tmp_path / "m", "rerank", tmp_path)
+    good = [2, 5, 3], [0, 0, 1]
+    for ids, kinds, said in (
+        ([2, 900, 3], good[1], "row 1 of input 'input_ids' holds 900"),
+        (good[0], [0, 0, 2], "row 1 of input 'token_type_ids' holds 2, it must be 0 to 1"),
+    ):
+        with pytest.raises(BadRows, match=said):
+            runtime.run(batch([good[0], ids], [good[1], kinds]))
 
 
 def test_any_encoder_gives_its_tokens_vectors_where_an_option_says_so(tmp_path):
