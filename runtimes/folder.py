@@ -12,6 +12,7 @@ CrossEncoder), PyLate 1.6, transformers 5.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import string
 from collections.abc import Mapping, Sequence
@@ -172,12 +173,17 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
 
 
 def _check_head(folder: Path, config: dict[str, Any], ending: str, what: str) -> None:
-    heads = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    heads = _heads(config)
     if not any(name.endswith(ending) for name in heads):
         raise LoadError(
             f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; {what} "
             f"needs one that ends with {ending}"
         )
+
+
+def _heads(config: dict[str, Any]) -> list[str]:
+    said = config.get("architectures")
+    return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
 
 
 def declared_pooling(folder: Path) -> Pooling | None:
@@ -230,7 +236,7 @@ def pooling_of(folder: Path, mode: str | None, normalize: bool | None) -> Poolin
 
 def judges(folder: Path) -> bool:
     """Whether it is a language model that, with task `rerank`, judges pairs: Qwen3-Reranker."""
-    return JUDGES in (_said(folder / "config.json").get("architectures") or ())
+    return JUDGES in _heads(_said(folder / "config.json"))
 
 
 def judged(folder: Path) -> tuple[int, ...]:
@@ -247,8 +253,9 @@ def module_files(folder: Path) -> Sequence[Path]:
     names = ("config.json", "model.safetensors")
     modules = _modules(folder)
     places = [place / name for _, place in modules for name in names if place != folder]
-    if _is_multi_vector(folder, [kind for kind, _ in modules]):
-        places += [folder / name for name in (CHOICES, LENGTHS, STANFORD, *_SPECIAL)]
+    with contextlib.suppress(LoadError):  # of files that whoever reads them refuses
+        if _is_multi_vector(folder, [kind for kind, _ in modules]):
+            places += [folder / name for name in (CHOICES, LENGTHS, STANFORD, *_SPECIAL)]
     return [file for file in places if file.is_file()]
 
 
@@ -320,7 +327,7 @@ def _said(file: Path) -> dict[str, Any]:
 def _is_multi_vector(folder: Path, kinds: Sequence[str]) -> bool:
     kind = _said(folder / CHOICES).get("model_type")
     if kind is None and not kinds:
-        return "HF_ColBERT" in (_said(folder / "config.json").get("architectures") or ())
+        return "HF_ColBERT" in _heads(_said(folder / "config.json"))
     return "MultiVectorMask" in kinds or kind in ("ColBERT", "MultiVectorEncoder")
 
 
