@@ -28,12 +28,14 @@ from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
+from runtimes.maxsim import MaxSim
 from runtimes.source import Source, SourceKind, all_files, inspect_without_digest
 from runtimes.staging import digest_of
-from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
+from runtimes.types import PairPrompt, Runtime, RuntimeSettings, StreamRuntime, TokenVectors
 from runtimes.vllm import inspection
 
-GENERATE = "generate"
+GENERATE, RERANK = "generate", "rerank"
+JUDGED_BY = "torch"  # the runtime of language models that rerank
 GROUP = "headrace.runtimes"  # of entry points
 
 
@@ -103,8 +105,32 @@ def names(task: str = "tensors") -> tuple[str, ...]:
 def create(settings: RuntimeSettings) -> Runtime:
     """The backend, not yet loaded. Raises `LoadError` for what `check` would find, too, and
     `MissingBackend` where its package is not installed."""
+    if settings.task == RERANK:
+        if pair_prompt(settings.runtime, settings.source) is not None:
+            return cast(Runtime, _made(settings))
+        tokens = token_vectors(settings.runtime, settings.source, settings.options)
+        plain = create(replace(settings, task="classify" if tokens is None else "embed"))
+        return plain if tokens is None else MaxSim(plain, tokens)
     plain = cast(Runtime, _made(settings))
     return plain if settings.row_shapes is None else EqualShapes(plain, settings)
+
+
+def pair_prompt(runtime: str, path: Path | None) -> PairPrompt | None:
+    """What the language model in a folder reads to judge a pair; None where it is none."""
+    return folder.PROMPT if runtime == JUDGED_BY and path and folder.judges(path) else None
+
+
+def token_vectors(
+    runtime: str, path: Path | None, options: Mapping[str, Any]
+) -> TokenVectors | None:
+    """How texts become rows, where the folder and the options say that each token has a vector.
+    Raises `LoadError`."""
+    runs_folders = SourceKind.HUGGING_FACE in entry_of(runtime).kinds
+    if path is None or not runs_folders or not (path / "config.json").is_file():
+        return None
+    chosen = option_parser.parse(options_class(runtime), options)
+    declared = folder.pooling_of(path, chosen.pooling, chosen.normalize)
+    return declared.tokens if declared else None
 
 
 def create_stream(settings: RuntimeSettings) -> StreamRuntime:
@@ -294,15 +320,24 @@ def check_files(path: Path, asked: FileRequirements) -> None:
 
 
 def _check_folder(source: Source, asked: FileRequirements) -> None:
-    folder.check(source.path, asked.task)
+    chosen = option_parser.parse(options_class(asked.runtime), asked.options)
+    declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
+    task = asked.task
+    if task == RERANK and folder.judges(source.path):
+        if asked.runtime != JUDGED_BY:
+            raise LoadError(
+                f"{source.path} is a language model ({folder.JUDGES}); with task rerank it runs "
+                f"with runtime {JUDGED_BY} alone"
+            )
+    elif task == RERANK:
+        task = "embed" if declared and declared.tokens else "classify"
+    folder.check(source.path, task)
     longest, taken = asked.max_length, source.longest
     if longest is not None and taken is not None and longest > taken:
         raise LoadError(
             f"{source.path} takes rows of {taken} tokens at most, lengths.max is {longest}; set "
             f"lengths.max to {taken} or less"
         )
-    chosen = option_parser.parse(options_class(asked.runtime), asked.options)
-    declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
-    folder.check_pooling(source.path, asked.task, declared)
-    if bert.is_built(source.path, asked.task, declared):
+    folder.check_pooling(source.path, task, declared)
+    if bert.is_built(source.path, task, declared):
         bert.read_config(source.path)

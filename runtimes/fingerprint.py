@@ -25,7 +25,7 @@ from runtimes.errors import LoadError
 
 FILE = "preprocessing.json"
 TOKENIZER_FILE = "tokenizer.json"
-LENGTHS = "sentence_bert_config.json"  # of sentence-transformers: where texts are cut
+LENGTHS = model_folder.LENGTHS
 FIELDS = ("tokenizer", "resize", "antialias", "size", "mean", "std", "layout", "colour")
 CLOSE = 1e-6  # numbers as near as that, relative to the larger, were written by different hands
 
@@ -50,14 +50,20 @@ def beside(source: Path, name: str) -> Path | None:
 
 
 def longest(source: Path) -> int | None:
-    """Tokens of the longest row: as sentence-transformers cuts texts for the model, and no more
-    than the network of a folder takes. None where neither is said. Raises `LoadError`."""
+    """Tokens of the longest row: as sentence-transformers cuts texts for the model (of one with a
+    vector for each token, a query and a document together), and no more than the network of a
+    folder takes. None where neither is said. Raises `LoadError`."""
     file = beside(source, LENGTHS)
     said = model_folder.read(file) if file else {}
     cut = said.get("max_seq_length") if isinstance(said, dict) else None
     if cut is not None and (type(cut) is not int or cut < 1):
         raise LoadError(f"{file}: max_seq_length is {cut!r}; it must be a whole number from 1")
-    takes = model_folder.longest(source) if (source / "config.json").is_file() else None
+    is_folder = (source / "config.json").is_file()
+    takes = model_folder.longest(source) if is_folder else None
+    declared = model_folder.declared_pooling(source) if is_folder else None
+    tokens = declared.tokens if declared else None
+    if tokens and tokens.document_length:
+        cut = max(tokens.query_length or 0, tokens.fill_length) + tokens.document_length
     return min((each for each in (cut, takes) if each is not None), default=None)
 
 

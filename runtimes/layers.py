@@ -14,12 +14,13 @@ from __future__ import annotations
 import importlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from runtimes import catalog
 from runtimes.errors import LoadError
 from runtimes.onnx import model as onnx_model
 from runtimes.onnx import session as onnxruntime_session
@@ -51,6 +52,14 @@ class TracedTensor:
 def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[TracedTensor]:
     """`arrays`: every input, [1, ...]. Raises `LoadError` for a runtime without named layers, and
     what loading raises."""
+    if settings.task == catalog.RERANK:
+        if catalog.token_vectors(settings.runtime, settings.source, settings.options) is not None:
+            raise LoadError(
+                f"{settings.source} scores pairs by the vectors of their tokens: its layers show "
+                "with task embed"
+            )
+        if catalog.pair_prompt(settings.runtime, settings.source) is None:
+            settings = replace(settings, task="classify")
     if settings.runtime == "onnxruntime":
         return _trace_onnx(settings, arrays)
     if settings.runtime == "openvino":

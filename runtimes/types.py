@@ -160,7 +160,7 @@ class RuntimeSettings:
     cache_dir: Path  # of staged artifacts, keyed by content, runtime, version and processor
     precision: str = "fp32"
     threads: int = 0  # 0: as many as the control group allows
-    task: str = "tensors"  # tensors | embed | classify | generate
+    task: str = "tensors"  # tensors | embed | classify | rerank | generate
 
     # What a row's length is. None: as the model declares.
     length_input: str | None = None
@@ -198,7 +198,48 @@ def text_length(text: bytes) -> int:
 
 
 INDICES, VALUES = "indices", "values"  # the outputs of a sparse vector, of one width
+TOKEN_VECTORS = "token_embeddings"  # the output with a vector for each token
+PROMPT_MASK = "prompt_mask"  # the input that marks tokens that pooling leaves out; 0 where missing
+MAXSIM = "maxsim"  # the output with the score of a pair by such vectors
 Vector = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """How texts become rows of a model with a vector for each token (late interaction). Lengths are
+    tokens, special ones included; None: as long as any row.
+
+    prompts: (name, text); markers: those texts, or their beginnings, that are one token each. fill:
+    the token that follows a query up to `fill_length`, which the network looks at only where
+    `attended`. skipped: tokens of documents that have no vector. mean: the score of a document is
+    the mean over the query's tokens, else the sum.
+    """
+
+    prompts: tuple[tuple[str, str], ...] = ()
+    markers: tuple[str, ...] = ()
+    query_length: int | None = None
+    document_length: int | None = None
+    fill: int | None = None
+    fill_length: int = 0
+    attended: bool = False
+    skipped: tuple[int, ...] = ()
+    mean: bool = False
+
+    @property
+    def unattended(self) -> int | None:
+        return None if self.attended else self.fill
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """What a language model that judges a pair reads: each text stands between two of these, and
+    `ends` is never cut. `instruction` follows `begins`, unless a request brings its own."""
+
+    begins: str
+    instruction: str
+    query: str  # before the query
+    document: str  # behind it; a space, which belongs to the document's first word, follows
+    ends: str
 
 
 def side_by_side(one: tuple[Vector, Vector], other: tuple[Vector, Vector]) -> tuple[Vector, Vector]:

@@ -11,7 +11,7 @@ from math import inf
 
 from deployments.contract.codec import MessageCodec
 from routers.api.settings import DispatcherSettings, GenerationParameters, GroupSettings
-from runtimes.types import TensorSpec
+from runtimes.types import PairPrompt, TensorSpec, TokenVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,21 @@ class ModelDescription:
     # In the settings' order, those of which a replica has described itself. (): without groups.
     groups: tuple[GroupDescription, ...] = ()
     embedding: EmbeddingChoices | None = None  # of a model whose task is to embed
+    # Of a model that embeds each token of a text, or scores pairs by such vectors.
+    token_vectors: TokenVectors | None = None
+    pair_prompt: PairPrompt | None = None  # of a language model that reranks
     aliases: tuple[str, ...] = ()  # other names, as in the settings
     rows_depend: bool = False  # a row's answer depends on the rows that run beside it
 
     @property
     def kind(self) -> str:
-        """Its task; `sparse` for one that makes sparse vectors."""
-        return "sparse" if self.embedding and self.embedding.indices_output else self.task
+        """Its task; of one that embeds, `sparse` where its vectors are, `tokens` where each token
+        has one."""
+        if self.embedding is None:
+            return self.task
+        if self.embedding.indices_output:
+            return "sparse"
+        return "tokens" if self.token_vectors else self.task
 
     @property
     def main_group(self) -> GroupDescription | None:

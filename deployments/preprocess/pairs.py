@@ -5,6 +5,9 @@ So a query of n documents is tokenised once, and each document's tokens are foun
 texts. What stands around texts, alone and in pairs, is read from what the tokeniser itself makes of
 two words, and checked with longer texts. A tokeniser that makes other tokens of a text in a pair
 than of the text alone is refused.
+
+A model with a vector for each token reads the two apart, each with special tokens of its own: a
+query of a folder's fixed length, filled up with a token of its kind, and then the document.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from deployments.contract.errors import BadRequest
+from runtimes.types import TokenVectors
 
 _PROBES = (
     ("river", "stone"),
@@ -38,6 +42,19 @@ class PairTemplate:
     typed: bool  # the document and the tail have token type 1
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How two texts' tokens become one row that is read apart: the query with its special tokens
+    and what fills it up, then the document with its own. `may_cut`: a query, to its own length."""
+
+    how: TokenVectors
+    before: int  # special tokens before a text alone
+    after: int  # and behind it
+    may_cut: bool
+    typed: bool = True
+
+
+Pairs = PairTemplate | Apart
 _APART = "this tokeniser makes other tokens of a text in a pair than of the text alone"
 
 
@@ -72,26 +89,75 @@ def template(tokenizer_json: bytes) -> PairTemplate:
 
 
 def joined(
-    pair: PairTemplate, query: IdArray, document: IdArray, longest: int, most: int | None
+    pair: Pairs, query: IdArray, document: IdArray, longest: int, most: int | None
 ) -> tuple[IdArray, IdArray]:
     """int64 ids and token types of the pair, at most `longest`, from the ids of each text alone,
     special tokens included. The document is cut, to `most` tokens of its own where that is given,
-    the query never is: `BadRequest` where it leaves no room for a token of the document."""
+    the query never is (but see `Apart`): `BadRequest` where it leaves no room for a token of the
+    document."""
+    if isinstance(pair, Apart):
+        return _apart(pair, query, document, longest, most)
     asked = query[pair.before : len(query) - pair.after]
     given = document[pair.before : len(document) - pair.after]
     special = len(pair.head) + len(pair.middle) + len(pair.tail)
     room = longest - special - len(asked)
     if room < 1:
-        raise BadRequest(
-            f"the query is too long: it leaves no room for a document in the {longest} tokens that "
-            "a pair may have",
-            param="query",
-        )
+        raise _too_long(longest)
     given = given[: room if most is None else min(room, most)]
     ids = np.concatenate((pair.head, asked, pair.middle, given, pair.tail)).astype(np.int64)
     types = np.zeros(len(ids), np.int64)
     types[len(pair.head) + len(asked) + len(pair.middle) :] = pair.typed
     return ids, types
+
+
+def _apart(
+    pair: Apart, query: IdArray, document: IdArray, longest: int, most: int | None
+) -> tuple[IdArray, IdArray]:
+    query = of_tokens(pair.how, pair.after, query, query=True, may_cut=pair.may_cut)
+    special, room = pair.before + pair.after, longest - len(query)
+    if room <= special:
+        raise _too_long(longest)
+    bounds = [room, pair.how.document_length, None if most is None else most + special]
+    kept = cut(document, min(bound for bound in bounds if bound is not None), pair.after)
+    ids = np.concatenate((query, kept))
+    return ids, (np.arange(len(ids)) >= len(query)).astype(np.int64)
+
+
+def _too_long(longest: int) -> BadRequest:
+    return BadRequest(
+        f"the query is too long: it leaves no room for a document in the {longest} tokens that a "
+        "pair may have",
+        param="query",
+    )
+
+
+def of_tokens(
+    how: TokenVectors, after: int, ids: IdArray, *, query: bool, may_cut: bool
+) -> IdArray:
+    """The tokens of a query or of a document as such a model reads them. `after`: special tokens
+    behind the text. `BadRequest` where it is longer than the model's folder says and may not be
+    cut."""
+    longest = how.query_length if query else how.document_length
+    if longest is not None and len(ids) > longest:
+        if not may_cut:
+            kind = "query" if query else "document"
+            raise BadRequest(
+                f"a {kind} has {len(ids)} tokens; this model reads {longest} of one (a setting "
+                "lengths.truncate: true cuts it)",
+                param="query" if query else "input",
+            )
+        ids = cut(ids, longest, after)
+    missing = how.fill_length - len(ids)
+    if not query or how.fill is None or missing <= 0:
+        return ids
+    return np.concatenate((ids, np.full(missing, how.fill, np.int64)))
+
+
+def cut(ids: IdArray, longest: int, after: int) -> IdArray:
+    """So many tokens, the `after` special ones behind the text among them."""
+    if len(ids) <= longest:
+        return ids
+    return np.concatenate((ids[: max(0, longest - after)], ids[len(ids) - after :]))
 
 
 def _last(places: list[int | None], sequence: int) -> int:

@@ -13,6 +13,7 @@ whitespace), a very long text can be refused or cut by a prefix that has too man
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from deployments.contract.errors import BadRequest, TooManyTokens
-from deployments.preprocess.pairs import IdArray, PairTemplate
+from deployments.preprocess.pairs import IdArray, Pairs
 
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _ENTRY_BYTES = 256  # dictionary slot, key, array header and links, measured with tracemalloc
@@ -117,15 +118,19 @@ class TextTokenizer:
     """One model's tokeniser. Thread-safe. Arrays that it returns are shared and read-only.
 
     `max_length` counts special tokens. `truncate`: cut longer texts (special tokens stay) instead
-    of refusing them. `cache_bytes` bounds the cache of tokenised texts; 0 keeps none. A text of
-    more than `max_chars` characters is refused without being tokenised.
+    of refusing them. `cache_bytes` bounds the cache of tokenised texts; 0 keeps none. `markers`:
+    texts that are one token each, whatever the file says of their letters. A text of more than
+    `max_chars` characters is refused without being tokenised.
     """
 
     def __init__(
-        self, tokenizer_json: bytes, max_length: int, truncate: bool, cache_bytes: int
-    ) -> None:
+        self, tokenizer_json: bytes, max_length: int, truncate: bool, cache_bytes: int,
+        markers: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        special = [AddedToken(each, normalized=False, special=True) for each in markers]
+        self._tokenizer.add_special_tokens(special)
         self._check_room(max_length)
         side = (self._tokenizer.truncation or {}).get("direction", "right")
         _turn_word_cache_off(self._tokenizer)
@@ -133,11 +138,11 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         if truncate:
             self._tokenizer.enable_truncation(max_length, direction=side)
-        self._prefix_decides = splits_at_spaces(tokenizer_json) and side == "right"
+        self._prefix_decides = splits_at_spaces(tokenizer_json) and side == "right" and not markers
         self._truncate, self.max_length = truncate, max_length
         self.max_chars = max(_MAX_CHARS, _MAX_CHARS_PER_TOKEN * max_length)
         self._cache = TextCache(cache_bytes)
-        self.pairs: PairTemplate | None = None  # of a model that takes pairs
+        self.pairs: Pairs | None = None  # of a model that takes pairs
 
     def _check_room(self, max_length: int) -> None:
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -146,6 +151,13 @@ class TextTokenizer:
                 f"a longest length of {max_length} leaves no room for text: "
                 f"this tokeniser adds {special} tokens of its own"
             )
+
+    @functools.cached_property
+    def around(self) -> tuple[int, int]:
+        """Special tokens before and after a text."""
+        special = self._tokenizer.encode("a").special_tokens_mask
+        plain = [at for at, each in enumerate(special) if not each]
+        return plain[0], len(special) - 1 - plain[-1]
 
     def cached(self, texts: Sequence[str], tenant: str) -> list[IdArray | None]:
         """The ids of each text that is in the tenant's cache, else None. Fast enough for the event

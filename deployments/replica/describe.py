@@ -49,6 +49,8 @@ from runtimes.profiling import Profile
 from runtimes.staging import digest_of
 from runtimes.types import (
     INDICES,
+    MAXSIM,
+    TOKEN_VECTORS,
     VALUES,
     Limits,
     RowShapes,
@@ -57,6 +59,7 @@ from runtimes.types import (
     StreamLimits,
     StreamRuntime,
     TensorSpec,
+    TokenVectors,
 )
 
 _MULTI_LABEL = "multi_label_classification"  # a `problem_type` of transformers
@@ -302,7 +305,7 @@ def runtime_settings(
         cache_dir=cache_dir,
         precision=model.precision,
         threads=threads,
-        task=model.runtime_task,
+        task=model.task,
         length_input=model.lengths.input,
         length_axis=model.lengths.axis,
         mask_input=model.lengths.mask,
@@ -333,9 +336,13 @@ def describe(
     own_version = version(model)
     model = with_lengths(model, path)
     tokenizer = tokenizer_bytes(path)
-    scores = classes(model.classify, limits, path) if model.runtime_task == "classify" else None
+    tokens = _token_vectors(model, limits, path)
+    scores = _scores(model, limits, path, tokens)
     if scores is not None and model.task == "rerank":
-        _check_pairs(scores, tokenizer)
+        prompt = catalog.pair_prompt(model.runtime, path)
+        _check_pairs(scores, tokenizer, apart=tokens is not None or prompt is not None)
+    else:
+        prompt = None
     embed, cache = _embed_output(limits) if model.task == "embed" else None, model.cache
     indices = INDICES if embed and _is_sparse(limits) else ""
     reuse = ReuseSettings(
@@ -357,7 +364,11 @@ def describe(
         scheduling=_scheduling(model, limits, costs),
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
-        embedding=embedding_choices.read(path, embed.shape[-1], indices) if embed else None,
+        embedding=(
+            embedding_choices.read(path, embed.shape[-1], indices, tokens) if embed else None
+        ),
+        token_vectors=tokens,
+        pair_prompt=prompt,
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.source,
@@ -369,8 +380,31 @@ def describe(
     return description, tokenizer
 
 
-def _check_pairs(scores: Classes, tokenizer: bytes) -> None:
-    """Raises `LoadError` for a model that does not give one score for a pair of texts."""
+def _token_vectors(
+    model: ModelSettings, limits: Limits, source: Path | None
+) -> TokenVectors | None:
+    """How texts become rows, of a model that embeds each token or scores by such vectors."""
+    wanted = {"embed": [TOKEN_VECTORS], "rerank": [MAXSIM]}.get(model.task)
+    if [spec.name for spec in limits.outputs] != wanted:
+        return None
+    return catalog.token_vectors(model.runtime, source, model.options) or TokenVectors()
+
+
+def _scores(
+    model: ModelSettings, limits: Limits, source: Path | None, tokens: TokenVectors | None
+) -> Classes | None:
+    if model.task not in ("classify", "rerank"):
+        return None
+    if tokens is None:
+        return classes(model.classify, limits, source)
+    # A sum of products is no logit, and the folder's config.json is of another head.
+    said = {"activation": model.classify.activation or "identity"}
+    return classes(model.classify.model_copy(update=said), limits, None)
+
+
+def _check_pairs(scores: Classes, tokenizer: bytes, *, apart: bool) -> None:
+    """Raises `LoadError` for a model that does not give one score for a pair of texts. `apart`: the
+    tokeniser need not make pairs."""
     count = len(scores.labels)
     if count != 1:
         raise LoadError(
@@ -379,6 +413,8 @@ def _check_pairs(scores: Classes, tokenizer: bytes) -> None:
         )
     if not tokenizer:
         raise LoadError("task rerank needs a tokenizer.json in the model's folder")
+    if apart:
+        return
     try:
         pairs.template(tokenizer)
     except ValueError as error:
@@ -458,7 +494,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     if model.version:
         return model.version
     path = _source_path(model)
-    stored = beside_the_artifact(path) if model.runtime_task == "classify" else b""
+    stored = beside_the_artifact(path) if model.task in ("classify", "rerank") else b""
     if model.task == "embed" and model.source is not None:
         stored = _bytes_beside(path, embedding_choices.FILE)
     if not lengths_are_said(model):
@@ -527,9 +563,13 @@ def _embed_output(limits: Limits) -> TensorSpec:
     if _is_sparse(limits):
         return next(spec for spec in limits.outputs if spec.name == VALUES)
     for spec in limits.outputs:
-        if len(spec.shape) == 2 and spec.shape[-1] > 0:
+        by_token = spec.name == TOKEN_VECTORS and len(limits.outputs) == 1
+        if len(spec.shape) == (3 if by_token else 2) and spec.shape[-1] > 0:
             return spec
-    raise LoadError("task embed needs an output of shape [batch, width]; the model has none")
+    raise LoadError(
+        f"task embed needs an output of shape [batch, width], or {TOKEN_VECTORS} [batch, length, "
+        "width] alone; the model has none"
+    )
 
 
 def _recording(model: ModelSettings) -> Recording | None:

@@ -1,9 +1,9 @@
 """What requests for embeddings may choose, from the files of a sentence-transformers folder.
 
 `config_sentence_transformers.json` has prompts by name, the default one's name and `truncate_dim`,
-or of a sparse model `max_active_dims`;
-`config.json` has `matryoshka_dimensions`. Beside a file, or above one in `onnx/` or `openvino/`,
-they count as in its folder.
+or of a sparse model `max_active_dims`; the prompts of a model with a vector for each token may
+stand elsewhere (`runtimes.folder`). `config.json` has `matryoshka_dimensions`. Beside a file, or
+above one in `onnx/` or `openvino/`, they count as in its folder.
 
 Source: sentence-transformers 6.2, `SentenceTransformer`; vLLM 0.32, `is_matryoshka`.
 """
@@ -16,17 +16,21 @@ from typing import Any
 from deployments.contract.description import EmbeddingChoices
 from runtimes import fingerprint, folder
 from runtimes.errors import LoadError
+from runtimes.types import TokenVectors
 
-FILE = "config_sentence_transformers.json"
+FILE = folder.CHOICES
 MAX_PROMPTS = 100
 MAX_CHARACTERS = 10_000  # of one prompt
 
 
-def read(source: Path | None, width: int, indices: str = "") -> EmbeddingChoices:
-    """`width`: numbers in an embedding; `indices`: the output with those of a sparse one, which
-    has no other widths. Raises `LoadError` for what could not be obeyed."""
+def read(
+    source: Path | None, width: int, indices: str = "", tokens: TokenVectors | None = None
+) -> EmbeddingChoices:
+    """`width`: numbers in an embedding; `indices`: the output with those of a sparse one; `tokens`:
+    of a model with a vector for each. Neither has other widths. Raises `LoadError` for what could
+    not be obeyed."""
     file, said = _read(source, FILE)
-    prompts = said.get("prompts") or {}
+    prompts = dict(tokens.prompts) if tokens and tokens.prompts else said.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise LoadError(f"{file}: prompts must be texts by their names")
     if len(prompts) > MAX_PROMPTS or any(len(text) > MAX_CHARACTERS for text in prompts.values()):
@@ -39,6 +43,8 @@ def read(source: Path | None, width: int, indices: str = "") -> EmbeddingChoices
     if indices:
         most = _widths(file, "max_active_dims", said.get("max_active_dims"), width)
         return EmbeddingChoices(dict(prompts), default, (), max(most, default=0), indices)
+    if tokens:
+        return EmbeddingChoices(dict(prompts), default)
     cut = _widths(file, "truncate_dim", said.get("truncate_dim"), width)
     config, trained = _read(source, "config.json")
     field = "matryoshka_dimensions"

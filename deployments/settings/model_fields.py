@@ -148,7 +148,7 @@ class ModelFields(Section):
         default="tensors",
         description="What the model is for, and so which endpoints it has besides the Open "
         "Inference Protocol: `embed` adds `POST /v1/embeddings` and `/pooling` "
-        "(`/embed_sparse` for sparse vectors), "
+        "(`/embed_sparse` for sparse vectors, `/pooling` alone for those of tokens), "
         "`classify` `POST /v1/models/{name}:classify` and, of texts, `/v1/classify`, `/classify` "
         "and `/pooling`, `rerank` `POST /v1/rerank`, `/v2/rerank`, `/rerank` "
         "and `/v1/score`, `generate` `POST /v1/chat/completions` and `/v1/completions`.",
@@ -298,11 +298,6 @@ class ModelFields(Section):
     options: Options = Field(
         default_factory=dict, description="Options of the backend (docs/runtimes.md)."
     )
-
-    @property
-    def runtime_task(self) -> str:
-        """What a runtime is asked for: the scores of pairs are logits like those of classes."""
-        return "classify" if self.task == "rerank" else self.task
 
     @property
     def poolable(self) -> bool:

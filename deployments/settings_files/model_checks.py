@@ -108,7 +108,7 @@ def _asked(model: ModelSettings) -> catalog.FileRequirements:
     said = model.lengths.max_is_said and model.image is None
     longest = model.lengths.max if said else None  # else what the files say counts
     return catalog.FileRequirements(
-        model.runtime, model.runtime_task, model.options, model.precision, longest
+        model.runtime, model.task, model.options, model.precision, longest
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from runtimes import rows, warmup
 from runtimes.errors import BadRows, LoadError, RunError
 from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
-from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
+from runtimes.types import DTYPES, PROMPT_MASK, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, ...]
 
@@ -67,7 +67,7 @@ def declare(
             mask = name
         elif settings.mask_input:
             raise LoadError(f"lengths.mask '{name}' is no input of shape [rows, length]")
-    left_out = {mask, TOKEN_TYPES} - {length_input} if length_input else set()
+    left_out = {mask, TOKEN_TYPES, PROMPT_MASK} - {length_input} if length_input else set()
     fixed_rows = _fixed_rows((*facts.inputs, *facts.outputs))
     limits = Limits(
         inputs=tuple(map(_any_rows, facts.inputs)),

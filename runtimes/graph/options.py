@@ -22,8 +22,8 @@ from runtimes.warmup import WARM_S
 
 Layout = Literal["NCHW", "NHWC"]
 PoolingMode = Literal[
-    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "splade"
-]  # `runtimes.folder.MODES` and `SPLADE`
+    "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "splade", "tokens"
+]  # `runtimes.folder.MODES`, `SPLADE` and `TOKENS`
 AXES = {"NCHW": 1, "NHWC": 3}  # of the channels, the batch being axis 0
 USUAL = (1, 3, 4)  # grey, colour, colour with transparency
 

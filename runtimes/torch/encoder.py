@@ -11,12 +11,11 @@ read, and nothing is fetched. This module imports torch and transformers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
 
@@ -25,7 +24,7 @@ from runtimes.errors import LoadError, library
 from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
 from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM, SPARSE_WIDTH
-from runtimes.types import INDICES, VALUES
+from runtimes.types import INDICES, PROMPT_MASK, TOKEN_VECTORS, VALUES
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
 _FUNCTIONS = {
@@ -40,20 +39,34 @@ _FUNCTIONS = {
 class Encoder(nn.Module):
     """Inputs are int64 [rows, length], in the order of `inputs`; outputs are float32, by name.
 
-    Task `classify`: logits [rows, classes]. `embed`: the embedding [rows, width], or of a sparse
-    one the largest weights and, as int64, the entries of the vocabulary that they are for, both
-    [rows, `SPARSE_WIDTH`]. `tensors`: hidden states [rows, length, width], and the embedding where
-    the folder declares a pooling.
+    Task `classify`: logits [rows, classes]. `rerank`, of a language model: [rows, 1], by how much
+    yes is likelier than no as the next word. `embed`: the embedding [rows, width], or one of each
+    token [rows, length, width], or of a sparse one the largest weights and, as int64, the entries
+    of the vocabulary that they are for, both [rows, `SPARSE_WIDTH`]. `tensors`: hidden states
+    [rows, length, width], and the embedding where the folder declares a pooling.
     """
 
     def __init__(self, network: Any, task: str, pooling: Pooling | None) -> None:
         super().__init__()
         self.network, self.task, self.pooling = network, task, pooling
         self.inputs = _inputs(network)
-        self.dense = nn.ModuleList(map(_layer, pooling.dense if pooling else ()))
+        if pooling and pooling.modes and not pooling.prompts and task != "classify":
+            self.inputs = (*self.inputs, PROMPT_MASK)
+        if task == "rerank":
+            self.judge = nn.Buffer(torch.empty(network.config.hidden_size))  # `opened` fills it
+        self.dense = nn.ModuleList(map(_Layer, pooling.dense if pooling else ()))
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         named = dict(zip(self.inputs, tensors, strict=True))
+        of_prompts = named.pop(PROMPT_MASK, None)
+        tokens = self.pooling.tokens if self.pooling else None
+        if tokens and tokens.unattended is not None:
+            mask = attended(named[INPUT_IDS], named[ATTENTION_MASK], tokens.unattended)
+            named[ATTENTION_MASK] = mask
+        if self.task == "rerank":
+            hidden = self.network.model(**named, return_dict=True).last_hidden_state.float()
+            last = pooled(hidden, named[ATTENTION_MASK], "lasttoken")
+            return {LOGITS: (last @ self.judge).unsqueeze(1)}
         found = self.network(**named, return_dict=True)
         if self.task == "classify":
             return {LOGITS: found.logits.float()}
@@ -62,20 +75,25 @@ class Encoder(nn.Module):
         hidden = found.last_hidden_state.float()
         if self.pooling is None:
             return {HIDDEN: hidden}
-        embedding = self._embedding(hidden, named[ATTENTION_MASK])
-        pooled = {EMBEDDING: embedding}
-        return pooled if self.task == "embed" else {HIDDEN: hidden, **pooled}
+        if tokens:
+            return {TOKEN_VECTORS: self._projected(hidden)}
+        mask = named[ATTENTION_MASK]
+        if of_prompts is not None:
+            mask = mask * (of_prompts == 0).to(mask.dtype)
+        vectors = [pooled(hidden, mask, mode) for mode in self.pooling.modes]
+        embedding = vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
+        found = {EMBEDDING: self._projected(embedding)}
+        return found if self.task == "embed" else {HIDDEN: hidden, **found}
 
-    def _embedding(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _projected(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Through the layers that follow pooling; their last axis is the vector's."""
         pooling = self.pooling
         assert pooling is not None
-        vectors = [pooled(hidden, mask, mode) for mode in pooling.modes]
-        embedding = vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
-        for layer, each in zip(self.dense, pooling.dense, strict=True):
-            embedding = _FUNCTIONS[each.activation](layer(embedding))
+        for layer in self.dense:
+            vectors = layer(vectors)
         if pooling.normalize:
-            embedding = functional.normalize(embedding, dim=1, eps=SMALLEST_NORM)
-        return embedding
+            vectors = functional.normalize(vectors, dim=-1, eps=SMALLEST_NORM)
+        return vectors
 
     def to_precision(self, kind: torch.dtype) -> Encoder:
         """The network's parameters in this type; the layers of pooling stay in float32."""
@@ -103,12 +121,20 @@ class Encoder(nn.Module):
         return int(self.network.config.hidden_size)
 
 
+def attended(ids: torch.Tensor, mask: torch.Tensor, fill: int) -> torch.Tensor:
+    """The mask without the tokens `fill` that a row ends with; it always has its first token."""
+    places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    last = ((ids != fill).to(mask.dtype) * mask * places).amax(1, keepdim=True)
+    return mask * (places <= last.clamp(min=1)).to(mask.dtype)
+
+
 def pooled(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """[rows, width] of [rows, length, width] and the mask [rows, length], as the mode (one of
-    `runtimes.folder.MODES`) says. Source: sentence-transformers' module Pooling."""
+    """[rows, width] of [rows, length, width] and the mask [rows, length] of tokens that count, as
+    the mode (one of `runtimes.folder.MODES`) says. Source: sentence-transformers' Pooling."""
     weights = mask.unsqueeze(-1).to(hidden.dtype)
     if mode == "cls":
-        return hidden[:, 0]
+        first = mask.argmax(1, keepdim=True).unsqueeze(-1)
+        return hidden.gather(1, first.expand(-1, -1, hidden.shape[2])).squeeze(1)
     if mode == "max":
         return hidden.masked_fill(weights == 0, torch.finfo(hidden.dtype).min).amax(1)
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
@@ -145,7 +171,12 @@ def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
     kind = "AutoModelForSequenceClassification" if task == "classify" else "AutoModel"
     if pooling and pooling.splade:
         kind = "AutoModelForMaskedLM"
+    if task == "rerank":
+        kind = "AutoModelForCausalLM"
     encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
+    if task == "rerank":
+        yes, no = (encoder.network.lm_head.weight[word] for word in model_folder.judged(path))
+        encoder.judge = nn.Buffer((yes - no).detach().clone())
     return encoder.eval().requires_grad_(False)
 
 
@@ -187,12 +218,27 @@ def _inputs(network: Any) -> tuple[str, ...]:
     return (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if typed else ()))
 
 
-def _layer(each: Dense) -> nn.Linear:
-    layer = nn.Linear(each.inputs, each.outputs, each.bias)
-    stored: Mapping[str, torch.Tensor] = load_file(each.folder / "model.safetensors")
-    named = {name.removeprefix("linear."): value.float() for name, value in stored.items()}
-    try:
-        layer.load_state_dict(named)
-    except RuntimeError as error:
-        raise LoadError(f"{each.folder}/model.safetensors: {error}") from error
-    return layer
+class _Layer(nn.Module):
+    """A Dense module."""
+
+    def __init__(self, each: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(each.inputs, each.outputs, each.bias)
+        self.function, self.adds = _FUNCTIONS[each.activation], each.residual
+        if each.residual and each.inputs != each.outputs:
+            self.residual = nn.Linear(each.inputs, each.outputs, bias=False)
+        file = each.folder / "model.safetensors"
+        try:
+            with safe_open(str(file), "pt") as stored:
+                known = list(stored.keys())
+                names = [name for name in known if name.startswith(("linear.", "residual."))]
+                self.load_state_dict({name: stored.get_tensor(name).float() for name in names})
+        except (RuntimeError, OSError, SafetensorError) as error:
+            raise LoadError(f"{file}: {error}") from error
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.function(self.linear(vectors))
+        if not self.adds:
+            return made
+        kept = self.residual(vectors) if hasattr(self, "residual") else vectors
+        return made + kept

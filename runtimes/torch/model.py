@@ -34,7 +34,7 @@ from runtimes.torch import archive as torch_archive
 from runtimes.torch import ops
 from runtimes.torch.ops import TorchOps
 from runtimes.torch.options import TorchOptions
-from runtimes.types import Limits, RuntimeSettings, TensorSpec
+from runtimes.types import TOKEN_VECTORS, Limits, RuntimeSettings, TensorSpec
 
 DATATYPES: Mapping[torch.dtype, str] = {
     **{torch.bool: "BOOL", torch.uint8: "UINT8", torch.int8: "INT8", torch.int16: "INT16"},
@@ -43,6 +43,7 @@ DATATYPES: Mapping[torch.dtype, str] = {
 }
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
+_BY_TOKEN = (bert_graph.HIDDEN, TOKEN_VECTORS)  # outputs that are as long as their rows
 UNBOUNDED = 1 << 40  # torch's upper bound of an unbounded size is near 2^63
 
 
@@ -134,7 +135,7 @@ def _of_transformers(
         TensorSpec(
             name,
             "FP32" if value.is_floating_point() else "INT64",
-            (-1, *([-1] if name == bert_graph.HIDDEN else []), value.shape[-1]),
+            (-1, *([-1] if name in _BY_TOKEN else []), value.shape[-1]),
         )
         for name, value in found.items()
     )
@@ -148,7 +149,7 @@ def _of_transformers(
         bind=lambda module: module,
         limits=replace(limits, outputs=outputs, id_bounds=encoder.id_bounds),
         floats=frozenset(name for name, value in found.items() if value.is_floating_point()),
-        cut_axes={bert_graph.HIDDEN: 1},
+        cut_axes=dict.fromkeys(_BY_TOKEN, 1),
         lengthwise=dict.fromkeys(encoder.inputs, 1),
     )
 

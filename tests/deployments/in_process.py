@@ -37,13 +37,16 @@ from deployments.contract.rollout.terms import (
     is_canary,
 )
 from deployments.gateway.app import assembled
-from deployments.gateway.models.catalogue import Catalogue, _public_description
+from deployments.gateway.models.catalogue import (
+    Catalogue,
+    _public_description,
+    tokenizer_of,
+)
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
-from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker, HangLimits
@@ -291,7 +294,7 @@ class Stand:
             description, _ = combined(parts, after_s, GroupLengths.of(model.lengths, longest))
         reader = None
         if tokenizer and description.task != "tensors":
-            reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
+            reader = tokenizer_of(description, tokenizer, 1 << 20)
         served = ServedModel(
             _public_description(description), reader, channel, directory, self.identity,
             lambda _, record: self.telemetry.batch(name, record),

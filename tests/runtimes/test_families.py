@@ -63,11 +63,18 @@ def folder(path: Path, family: str, task: str = "tensors") -> Any:
     return network
 
 
-def modules(path: Path, pooling: Any, *, dense: int = 0, normalize: bool = False) -> None:
-    """`pooling`: as the Pooling module's `pooling_mode`. `dense`: outputs of a Dense module."""
+def modules(
+    path: Path, pooling: Any, *, dense: int = 0, normalize: bool = False, prompts: bool = True
+) -> None:
+    """`pooling`: as the Pooling module's `pooling_mode`. `dense`: outputs of a Dense module.
+    `prompts`: whether their tokens count."""
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
     (path / "1_Pooling").mkdir()
-    (path / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    config = {"pooling_mode": pooling, "include_prompt": prompts}
+    (path / "1_Pooling/config.json").write_text(json.dumps(config))
+    if not prompts:
+        said = {"prompts": {"query": "the river: "}, "default_prompt_name": None}
+        (path / "config_sentence_transformers.json").write_text(json.dumps(said))
     if dense:
         kinds.append(("2_Dense", "Dense"))
         (path / "2_Dense").mkdir()
@@ -174,6 +181,39 @@ def pair_by_hand(path: Path, hidden: list[np.ndarray[Any, Any]]) -> list[np.ndar
         vector = torch.tanh(weights["linear.weight"] @ vector + weights["linear.bias"])
         found.append((vector / vector.norm()).numpy())
     return found
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_tokens_of_a_prompt_are_read_and_left_out_of_every_pooling(tmp_path, backend):
+    network = folder(tmp_path / "m", "bert")
+    modules(tmp_path / "m", list(MODES), prompts=False)
+    runtime = opened(backend, tmp_path / "m", "embed", tmp_path / "cache")
+    assert runtime.limits().optional_inputs[-1] == "prompt_mask"
+    prompt, hidden = 2, expected(network, "tensors")[2:]
+    places = np.arange(1, 1 + max(LENGTHS))
+    for marked, mean in ((0, None), (prompt, prompt)):
+        given = batch_of(rows()[2:], marked)
+        found = runtime.run(given).outputs["sentence_embedding"].rows()
+        for ours, each in zip(found, hidden, strict=True):
+            left = each[mean:]
+            wanted = {mode: pooled_by_hand(left, mode) for mode in MODES}
+            weights = places[mean : len(each)]  # as they are with the prompt
+            wanted["weightedmean"] = np.average(left, 0, weights)
+            theirs = np.concatenate([wanted[mode] for mode in MODES])
+            np.testing.assert_allclose(ours, theirs, atol=WORST)
+
+
+def batch_of(ids: list[np.ndarray[Any, Any]], marked: int) -> Batch:
+    """`marked`: tokens of a prompt before each row; 0: nothing is said of any."""
+    lengths = np.array([len(row) for row in ids])
+    columns = {"input_ids": ids}
+    if marked:
+        columns["prompt_mask"] = [(np.arange(n) < marked).astype(np.int64) for n in lengths]
+    shapes = tuple((int(length),) for length in lengths)
+    inputs = {
+        name: Ragged("INT64", np.concatenate(column), shapes) for name, column in columns.items()
+    }
+    return Batch(len(ids), lengths, inputs)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -398,12 +398,19 @@ class Host:
         server_files.remove(self._port, self._states, self._id)
 
 
+_EMBEDS = {  # by kind: the path, and what it calls texts
+    "embed": ("/v1/embeddings", "input"),
+    "tokens": ("/pooling", "input"),
+    "sparse": ("/embed_sparse", "inputs"),
+}
+
+
 def try_line(description: ModelDescription, url: str) -> str:
     """One `curl` command that this model answers, to be pasted into a shell."""
     url, name = url.rstrip("/"), description.name
-    if description.task == "embed" and description.tokenizer_digest:
-        text = {"model": name, "input": "Ragged traffic at an even flow."}
-        return _post(f"{url}/v1/embeddings", text)
+    if description.kind in _EMBEDS and description.tokenizer_digest:
+        path, key = _EMBEDS[description.kind]
+        return _post(f"{url}{path}", {"model": name, key: "Ragged traffic at an even flow."})
     if (chat := openapi_schemas.chat(description)) is not None:
         return _post(f"{url}/v1/chat/completions", chat | {"stream": False})
     if (texts := openapi_schemas.classify(description)) is not None:

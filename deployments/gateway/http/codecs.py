@@ -8,7 +8,7 @@ and writes refusals: the answer is the engine's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -60,6 +60,7 @@ from deployments.preprocess.tokenizer import TextTokenizer
 Answers = tuple[RowAnswer, ...] | None
 Tokenizer = TextTokenizer | None
 _EMBEDDING_BYTES = 60  # of JSON around one
+_BRACKETS = 3  # and around that of a token
 
 
 class Codec(Protocol):
@@ -236,7 +237,11 @@ class EmbeddingsCodec:
         tokenizer: Tokenizer = None,
     ) -> Rows:
         self._check(call, d)
-        rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
+        if tokens is not None and d.token_vectors is not None and tokenizer is not None:
+            tokens = embeddings.as_rows(call, tokens, d, tokenizer)
+        more = embeddings.prompt_masks(call, tokens, d, tokenizer)
+        given = call.tokens if tokens is None else tokens
+        rows = from_tokens(given, d, more)  # type: ignore[arg-type]
         rows.outputs = self._outputs(d)
         return rows
 
@@ -248,7 +253,7 @@ class EmbeddingsCodec:
         d: ModelDescription,
     ) -> Encoded:
         return embeddings.encode(
-            self._numbers(call, d, answers), sum(rows.lengths), d.name, self._form,
+            self._numbers(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
 
@@ -256,7 +261,7 @@ class EmbeddingsCodec:
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers)
-        sent = rows.count * _EMBEDDING_BYTES
+        sent = rows.count * _EMBEDDING_BYTES + _BRACKETS * sum(rows.lengths)
         for output in outputs.values():
             base64_bytes = output.held_bytes * 4 // 3
             sent += base64_bytes if call.base64 else output.json_bytes(output.elements)
@@ -272,7 +277,7 @@ class EmbeddingsCodec:
         d: ModelDescription,
     ) -> LargeAnswer:
         return embeddings.pieces(
-            self._one_by_one(call, d, answers), sum(rows.lengths), d.name, self._form,
+            self._one_by_one(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
 
@@ -289,22 +294,34 @@ class EmbeddingsCodec:
         return (d.embed_output if d.classes is None else d.classes.output,)
 
     def _one_by_one(
-        self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]
+        self, call: EmbeddingsCall, d: ModelDescription, rows: Rows, answers: tuple[RowAnswer, ...]
     ) -> Iterator[np.ndarray[Any, Any]]:
         if d.classes is not None:
             for answer in answers:  # all of them before the first is sent
                 classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
+        if d.kind == "tokens":
+            yield from self._by_token(call, d, rows, answers)
+            return
         for answer in answers:
-            yield self._numbers(call, d, (answer,))[0]
+            yield self._numbers(call, d, rows, (answer,))[0]
 
     def _numbers(
-        self, call: EmbeddingsCall, d: ModelDescription, answers: tuple[RowAnswer, ...]
-    ) -> np.ndarray[Any, Any]:
-        """[rows, numbers]: the vectors, or the scores of the classes."""
+        self, call: EmbeddingsCall, d: ModelDescription, rows: Rows, answers: tuple[RowAnswer, ...]
+    ) -> Sequence[np.ndarray[Any, Any]] | np.ndarray[Any, Any]:
+        """Of each row the vector, the scores of the classes, or the vectors of its tokens."""
+        if d.kind == "tokens":
+            return list(self._by_token(call, d, rows, answers))
         if d.classes is not None:
             return classify.scores([a.outputs[d.classes.output][1] for a in answers], d.classes)
         vectors = np.stack([a.outputs[d.embed_output][1] for a in answers])
         return embeddings.cut(call, d, vectors.astype(np.float32, copy=False))
+
+    def _by_token(
+        self, call: EmbeddingsCall, d: ModelDescription, rows: Rows, answers: tuple[RowAnswer, ...]
+    ) -> Iterator[np.ndarray[Any, Any]]:
+        assert d.lengths_input is not None
+        for ids, answer in zip(rows.inputs[d.lengths_input].rows, answers, strict=True):
+            yield embeddings.kept(call, d, ids, answer.outputs[d.embed_output][1])
 
 
 class SparseCodec(EmbeddingsCodec):
@@ -441,7 +458,7 @@ class PairsCodec:
         return self._decoder(body)
 
     def texts(self, call: rerank.PairsCall, d: ModelDescription) -> list[str]:
-        return call.queries + call.documents
+        return rerank.prompted(call, d)
 
     def images(self, call: rerank.PairsCall, d: ModelDescription) -> None:
         return None

@@ -117,8 +117,13 @@ def from_rows(columns: Mapping[str, list[Array]], d: ModelDescription) -> Rows:
     return _measured(dict(columns), specs, d, None)
 
 
-def from_tokens(tokens: Sequence[Sequence[int] | Array], d: ModelDescription) -> Rows:
-    """One row a token list, as the model's length input; its other inputs must be optional."""
+def from_tokens(
+    tokens: Sequence[Sequence[int] | Array],
+    d: ModelDescription,
+    more: Mapping[str, list[Array]] | None = None,
+) -> Rows:
+    """One row a token list, as the model's length input; its other inputs must be optional, or
+    among `more`."""
     spec = next((spec for spec in d.inputs if spec.name == d.lengths_input), None)
     if spec is None or len(spec.shape) != 2:
         raise BadRequest(f"The model '{d.name}' takes no token lists.", param="model")
@@ -128,7 +133,7 @@ def from_tokens(tokens: Sequence[Sequence[int] | Array], d: ModelDescription) ->
         rows = [np.asarray(row, dtype=dtype) for row in tokens]
     except OverflowError:
         raise BadRequest(f"A token id is out of {spec.datatype}'s range.", param="input") from None
-    return from_rows({spec.name: rows}, d)
+    return from_rows({spec.name: rows, **(more or {})}, d)
 
 
 def check_count(count: int, d: ModelDescription) -> None:

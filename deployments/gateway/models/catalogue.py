@@ -448,11 +448,25 @@ class Catalogue:
             return served.tokenizer
         asked = self._registry.blob.remote(d.tokenizer_digest)
         blob: bytes = await asyncio.wait_for(asked, _BLOB_S)
-        # Of a pair the document is cut in any case.
-        reranks = d.task == "rerank"
-        tokenizer = TextTokenizer(blob, d.max_length, d.truncate or reranks, self._cache_bytes)
-        tokenizer.pairs = pairs.template(blob) if reranks else None
-        return tokenizer
+        return tokenizer_of(d, blob, self._cache_bytes)
+
+
+def tokenizer_of(d: ModelDescription, tokenizer_json: bytes, cache_bytes: int) -> TextTokenizer:
+    """As the model reads texts."""
+    reranks, how = d.task == "rerank", d.token_vectors
+    truncate = d.truncate or reranks  # of a pair the document is cut in any case
+    markers = how.markers if how else ()
+    made = TextTokenizer(tokenizer_json, d.max_length, truncate, cache_bytes, markers)
+    if reranks and how is not None:
+        made.pairs = pairs.Apart(how, *made.around, d.truncate)
+    elif reranks and d.pair_prompt is not None:
+        (ends,) = made.encode([d.pair_prompt.ends])
+        before, after = made.around
+        tail = tuple(ends[before : len(ends) - after].tolist())
+        made.pairs = pairs.PairTemplate(before, after, (), (), tail, typed=False)
+    elif reranks:
+        made.pairs = pairs.template(tokenizer_json)
+    return made
 
 
 def unknown_model(name: str) -> errors.NotFound:
@@ -474,4 +488,4 @@ def _tokenize_alike(a: ModelDescription, b: ModelDescription) -> bool:
     """Whether both make the same tokens of a text, so that one's tokeniser serves the other."""
     return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
         b.task, b.tokenizer_digest, b.max_length, b.truncate,
-    )  # fmt: skip
+    ) and (a.token_vectors, a.pair_prompt) == (b.token_vectors, b.pair_prompt)  # fmt: skip

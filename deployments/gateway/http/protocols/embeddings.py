@@ -4,7 +4,8 @@
 A request has 1 to 2048 texts or token arrays, none empty. `encoding_format` is float or base64
 (little-endian float32). `dimensions` is one that the model was trained for: the vector's first
 numbers, to length 1 again if the whole had it. `prompt_name` names a prompt that goes before each
-text; `input_type` says what the texts are for, and takes the prompt for that. A sparse vector is
+text; `input_type` says what texts are for, and takes the prompt for that; where each token has a
+vector (`/pooling`), texts are documents if neither says more. A sparse vector is
 `[{"index", "value"}]`, by index. Unknown keys, and `truncate`, are ignored.
 
 Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`; Text
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,9 @@ from deployments.gateway.http.protocols.tensors import (
     documented,
 )
 from deployments.gateway.rows import Array
+from deployments.preprocess import pairs
+from deployments.preprocess.tokenizer import TextTokenizer
+from runtimes.types import PROMPT_MASK
 
 MAX_INPUTS = 2048
 ENTRY_BYTES = 64  # of a sparse vector's entry as JSON, at most
@@ -41,6 +45,7 @@ _ENTRIES_STEP = 1000
 _BASE64_STEP = 196_608  # bytes; a multiple of 3
 MAX_TOKENS = 4_194_304  # of one request; OpenAI's own bound is 300,000
 
+TOKEN_EMBED = "token_embed"  # vLLM's word
 Form = Literal["embedding", "pooling", "classification"]
 Labels = Sequence[str]
 _KEYS: dict[Form, str] = {"embedding": "embedding", "pooling": "data", "classification": "probs"}
@@ -180,6 +185,15 @@ def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
 def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
     """The texts, each behind the prompt that was asked for, or that the model gives to all. Raises
     `BadRequest` for a prompt that it does not have."""
+    prompt = _prompt_of(call, d)
+    if call.texts is None:
+        if call.prompt is not None:
+            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
+        return None
+    return [prompt + text for text in call.texts] if prompt else call.texts
+
+
+def _prompt_of(call: EmbeddingsCall, d: ModelDescription) -> str:
     choices = d.embedding or _NONE
     name = call.prompt
     if name is not None and name not in choices.prompts:
@@ -187,15 +201,59 @@ def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
         raise BadRequest(
             f"'{d.name}' has no prompt {name[:_SHOWN]!r}; it {has}.", param="prompt_name"
         )
-    if call.texts is None:
-        if name is not None:
-            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
-        return None
     if name is None:
-        wanted = _KINDS.get(call.kind or "", (call.kind,))
-        name = next((each for each in wanted if each in choices.prompts), choices.default_prompt)
-    prompt = choices.prompts.get(name or "", "")
-    return [prompt + text for text in call.texts] if prompt else call.texts
+        kind = call.kind or ("document" if d.kind == "tokens" else None)
+        name = prompt_for(kind, choices.prompts) or choices.default_prompt
+    return choices.prompts.get(name, "")
+
+
+def prompt_masks(
+    call: EmbeddingsCall,
+    tokens: Sequence[Array] | None,
+    d: ModelDescription,
+    tokenizer: TextTokenizer | None,
+) -> dict[str, list[Array]]:
+    """The input that says which tokens are the prompt's, for a model that has it; of ids none are.
+    Special tokens before the text count among them."""
+    if tokens is None or tokenizer is None or all(each.name != PROMPT_MASK for each in d.inputs):
+        return {}
+    prompt, count = _prompt_of(call, d), 0
+    if prompt:
+        (ids,) = tokenizer.encode([prompt])
+        count = len(ids) - tokenizer.around[1]
+    return {PROMPT_MASK: [(np.arange(len(each)) < count).astype(np.int64) for each in tokens]}
+
+
+def prompt_for(kind: str | None, prompts: Container[str]) -> str | None:
+    """The name among the prompts of the one for texts of this kind."""
+    wanted = _KINDS.get(kind or "", (kind,))
+    return next((each for each in wanted if each and each in prompts), None)
+
+
+def as_rows(
+    call: EmbeddingsCall, tokens: Sequence[Array], d: ModelDescription, tokenizer: TextTokenizer
+) -> list[Array]:
+    """The texts' tokens as the rows of a model with a vector for each. `BadRequest` for a text that
+    is too long."""
+    assert d.token_vectors is not None
+    query, (_, after) = _are_queries(call), tokenizer.around
+    return [
+        pairs.of_tokens(d.token_vectors, after, ids, query=query, may_cut=d.truncate)
+        for ids in tokens
+    ]
+
+
+def kept(call: EmbeddingsCall, d: ModelDescription, ids: Array, vectors: Array) -> Array:
+    """Of a row's vectors [tokens, width], those that count: of a document not all."""
+    skipped = d.token_vectors.skipped if d.token_vectors else ()
+    if not skipped or _are_queries(call):
+        return vectors
+    found: Array = vectors[~np.isin(ids, skipped)]
+    return found
+
+
+def _are_queries(call: EmbeddingsCall) -> bool:
+    return (call.prompt or call.kind) in _KINDS["query"]
 
 
 def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
@@ -204,6 +262,18 @@ def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
         raise BadRequest(
             f"model {d.name} makes sparse vectors; ask for them at /embed_sparse", param="model"
         )
+    if d.kind == "tokens":
+        if form != "pooling":
+            raise BadRequest(
+                f"model {d.name} makes a vector for each token; ask for them at /pooling",
+                param="model",
+            )
+        if call.task not in (None, TOKEN_EMBED):
+            raise BadRequest(
+                f"the task of model {d.name} is {TOKEN_EMBED}, not {call.task[:_SHOWN]}",
+                param="task",
+            )
+        return
     if form == "embedding" and d.task != "embed":
         raise BadRequest(f"model {d.name} does not make embeddings", param="model")
     if d.task not in ("embed", "classify") or d.image is not None:
@@ -227,11 +297,17 @@ def cut(call: EmbeddingsCall, d: ModelDescription, vectors: Array) -> Array:
 
 
 def encode(
-    vectors: Array, prompt_tokens: int, model: str, form: Form, *, base64: bool, labels: Labels = ()
+    vectors: Iterable[Array],
+    prompt_tokens: int,
+    model: str,
+    form: Form,
+    *,
+    base64: bool,
+    labels: Labels = (),
 ) -> Encoded:
-    """`vectors` [inputs, width], in the inputs' order; `model`: that ran. `labels`: of the classes,
-    whose scores the vectors are."""
-    rows = np.ascontiguousarray(vectors, dtype="<f4")
+    """`vectors`: of each input, in their order, [width], or [tokens, width]; `model`: that ran.
+    `labels`: of the classes, whose scores the vectors are."""
+    rows = [np.ascontiguousarray(vector, dtype="<f4") for vector in vectors]
     data = [
         {**_named(form, index, row, labels), _KEYS[form]: _base64(row) if base64 else row}
         for index, row in enumerate(rows)
@@ -261,7 +337,7 @@ def _parts(
         yield b'%b%b,"%b":' % (b"," if index else b"", head, _KEYS[form].encode())
         if base64:
             yield b'"'
-            data = row.view(np.uint8).data
+            data = row.reshape(-1).view(np.uint8).data
             for start in range(0, len(data), _BASE64_STEP):
                 yield b64encode(data[start : start + _BASE64_STEP])
             yield b'"}'

@@ -131,11 +131,12 @@ class EmbeddingsResponse(msgspec.Struct):
 
 
 class Pooled(msgspec.Struct):
-    """`data`: a vector or the scores of classes, or base64 of them as little-endian float32."""
+    """`data`: a vector, the vectors of the text's tokens, or the scores of classes; or base64 of
+    them as little-endian float32."""
 
     object: Literal["pooling"]
     index: int
-    data: list[float] | str
+    data: list[float | list[float]] | str
 
 
 class PoolingResponse(msgspec.Struct):
@@ -268,8 +269,10 @@ def classify(d: ModelDescription) -> dict[str, Any] | None:
 
 def embeddings(d: ModelDescription) -> dict[str, Any] | None:
     """An embeddings request, None for a model that gives no embeddings."""
-    if not d.embed_output or d.kind == "sparse":
-        return None
+    return _of_two_texts(d) if d.kind == "embed" else None
+
+
+def _of_two_texts(d: ModelDescription) -> dict[str, Any]:
     return {"model": d.name, "input": _two_texts(d)}
 
 
@@ -286,7 +289,7 @@ def classes_of_texts(d: ModelDescription) -> dict[str, Any] | None:
 
 def pooling(d: ModelDescription) -> dict[str, Any] | None:
     """A pooling request, None for a model that neither embeds nor classifies texts."""
-    return embeddings(d) or classes_of_texts(d)
+    return _of_two_texts(d) if d.kind in ("embed", "tokens") else classes_of_texts(d)
 
 
 def sparse(d: ModelDescription) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 `/v1/rerank` and `/v2/rerank`: a query and documents, in the forms that Cohere, Jina and vLLM share;
 the best first, equal scores by index. `/rerank` takes the same, or Text Embeddings Inference's
 `texts`, and answers in the form it was asked in. `/v1/score` is vLLM's: one text against one or
-many, or as many against as many. Documents are cut to what the model takes, the query never is.
+many, or as many against as many. Documents are cut to what the model takes, the query never is,
+but of a model with a vector for each token where its settings say `lengths.truncate`.
 
 Sources: Cohere API reference "Rerank" v2; Jina's `/v1/rerank`; vLLM 0.32 `/v1/rerank`, `/v1/score`;
 text-embeddings-inference's OpenAPI description of `/rerank`.
@@ -24,6 +25,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.large_answers import LargeAnswer, Parts
 from deployments.gateway.http.protocols import json_body
+from deployments.gateway.http.protocols.embeddings import prompt_for
 from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.rows import Array, Rows
 from deployments.preprocess import pairs
@@ -45,7 +47,7 @@ _Documents = list[str | Document]
 
 class RerankRequest(msgspec.Struct, gc=False):
     """`documents`, or Text Embeddings Inference's `texts` with `raw_scores` and `return_text`; its
-    clients name no model."""
+    clients name no model. `instruction`: for a language model that judges, else ignored."""
 
     query: _Text
     model: str = ""
@@ -57,6 +59,7 @@ class RerankRequest(msgspec.Struct, gc=False):
     texts: list[str] | None = None
     raw_scores: bool = False
     return_text: bool = False
+    instruction: str | None = None
 
 
 class ScoreRequest(msgspec.Struct, gc=False):
@@ -113,6 +116,7 @@ class PairsCall:
     top_n: int | None = None
     returns: bool = False
     most_tokens: int | None = None
+    instruction: str | None = None
 
 
 _reranks = msgspec.json.Decoder(RerankRequest)
@@ -140,6 +144,7 @@ def decode(body: bytes, returns: bool) -> PairsCall:
         request.model, [request.query], documents, "results",
         request.raw_scores or not request.use_activation,
         request.top_n or None, returns if told is None else told, request.max_tokens_per_doc,
+        request.instruction,
     )  # fmt: skip
 
 
@@ -175,8 +180,24 @@ def _check_count(name: str, entries: Sequence[Any]) -> None:
         )
 
 
+def prompted(call: PairsCall, d: ModelDescription) -> list[str]:
+    """All queries and then all documents, as the model's tokeniser takes them."""
+    if (prompt := d.pair_prompt) is not None:
+        # Cut where the tokeniser's words end, so that the tokens are those of the whole.
+        begins = f"{prompt.begins}{call.instruction or prompt.instruction}{prompt.query}"
+        queries = [f"{begins}{text}{prompt.document}" for text in call.queries]
+        return queries + [f" {text}" for text in call.documents]
+    prompts = dict(d.token_vectors.prompts) if d.token_vectors else {}
+    if not prompts:
+        return call.queries + call.documents
+    query, document = (
+        prompts.get(prompt_for(kind, prompts) or "", "") for kind in ("query", "document")
+    )
+    return [query + text for text in call.queries] + [document + text for text in call.documents]
+
+
 def columns(
-    call: PairsCall, tokens: Sequence[Array], d: ModelDescription, pair: pairs.PairTemplate | None
+    call: PairsCall, tokens: Sequence[Array], d: ModelDescription, pair: pairs.Pairs | None
 ) -> dict[str, list[Array]]:
     """The model's inputs, one row a document, from the tokens of all queries and then of all
     documents. `BadRequest` where the model ranks no pairs."""

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deployments.contract.description import Classes, Generating, ModelDescription
+from deployments.contract.description import (
+    Classes,
+    EmbeddingChoices,
+    Generating,
+    ModelDescription,
+)
 from deployments.control.supervisor.host_process import ready_message, try_line
 from deployments.tools.console.terminal import StartupDisplay
-from runtimes.types import TensorSpec
+from runtimes.types import TensorSpec, TokenVectors
 from tests.deployments.conftest import described as plainly
 
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -123,6 +128,25 @@ def test_embedding_model_is_tried_with_a_text() -> None:
     assert url == f"{URL}/v1/embeddings"
     assert body["model"] == "m"
     assert isinstance(body["input"], str)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "key"),
+    [
+        (
+            {"embedding": EmbeddingChoices(), "token_vectors": TokenVectors()},
+            *("/pooling", "input"),
+        ),
+        ({"embedding": EmbeddingChoices(indices_output="i")}, "/embed_sparse", "inputs"),
+    ],
+)
+def test_vectors_of_another_kind_are_tried_where_they_are(
+    changes: dict[str, object], path: str, key: str
+) -> None:
+    model = described(task="embed", tokenizer_digest="d", **changes)
+    url, body = body_of(try_line(model, URL))
+    assert url == f"{URL}{path}"
+    assert isinstance(body[key], str)
 
 
 def test_model_without_a_tokeniser_is_tried_with_ids() -> None:
