@@ -20,7 +20,7 @@ import numpy as np
 
 from runtimes import ragged_file
 from runtimes.errors import LoadError
-from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS
+from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from runtimes.graph.options import GraphOptions
 from runtimes.staging import digest_of
 from runtimes.types import RuntimeSettings
@@ -90,6 +90,11 @@ def rows(
     assert options.calibration is not None
     file = file_of(options.calibration)
     columns = ragged_file.read(file)
+    if settings.task == "embed" and any(row.any() for row in columns.get(TOKEN_TYPES, ())):
+        raise LoadError(
+            f"{file} has rows of two texts each, and the model reads one text at a time: record a "
+            "model of the same folder with task embed"
+        )
     known = [each.name for each in inputs]
     for name in columns:
         if name not in known:

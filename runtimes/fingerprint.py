@@ -13,6 +13,7 @@ Fields: `tokenizer` ("sha256:" and the digest of tokenizer.json); of images `res
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -60,7 +61,9 @@ def longest(source: Path) -> int | None:
         raise LoadError(f"{file}: max_seq_length is {cut!r}; it must be a whole number from 1")
     is_folder = (source / "config.json").is_file()
     takes = model_folder.longest(source) if is_folder else None
-    declared = model_folder.declared_pooling(source) if is_folder else None
+    declared = None
+    with contextlib.suppress(LoadError):  # whoever pools says what it does not support
+        declared = model_folder.declared_pooling(source) if is_folder else None
     tokens = declared.tokens if declared else None
     if tokens and tokens.document_length:
         cut = max(tokens.query_length or 0, tokens.fill_length) + tokens.document_length

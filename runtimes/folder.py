@@ -193,7 +193,10 @@ def declared_pooling(folder: Path) -> Pooling | None:
     if "SpladePooling" in kinds:
         return Pooling((), splade=_splade(modules, folder))
     if _is_multi_vector(folder, kinds):
-        return _of_tokens(modules, folder)
+        try:
+            return _of_tokens(modules, folder)
+        except (TypeError, ValueError, AttributeError):  # a value of a wrong kind, anywhere
+            raise LoadError(f"{folder}: {_TOKENS_WANT}") from None
     foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"})
     if foreign:
         raise LoadError(
@@ -422,6 +425,12 @@ def _by_stanford(folder: Path, said: dict[str, Any]) -> TokenVectors:
     return _checked(folder, (prompts, prefixes), lengths, list(words), mean=False)
 
 
+_TOKENS_WANT = (
+    "lengths must be whole numbers, prompts, prefixes and skiplist_words texts, and "
+    "query_expansion an object with strategy (fixed or min) and length"
+)
+
+
 def _checked(
     folder: Path, texts: tuple[dict[str, Any], list[Any]], lengths: tuple[Any, Any, Any],
     words: Sequence[Any], mean: bool,
@@ -438,10 +447,7 @@ def _checked(
         or any(type(each) is not int or each < 0 for each in whole)
         or not all(isinstance(each, str) for each in (*prompts.values(), *prefixes, *words))
     ):
-        raise LoadError(
-            f"{folder}: lengths must be whole numbers, prompts, prefixes and skiplist_words texts, "
-            "and query_expansion an object with strategy (fixed or min) and length"
-        )
+        raise LoadError(f"{folder}: {_TOKENS_WANT}")
     if expansion.get("strategy") == "fixed":
         query = length
     ids = _vocabulary(folder) if expansion or words or prefixes else {}

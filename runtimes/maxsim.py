@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from runtimes import rows
-from runtimes.errors import Unhealthy
+from runtimes.errors import BadRows, Unhealthy
 from runtimes.graph.bert import INPUT_IDS, TOKEN_TYPES
 from runtimes.graph.dense import check_ids
 from runtimes.types import (
@@ -77,7 +77,12 @@ class MaxSim:
         ids, kinds = (list(batch.inputs[name].rows()) for name in (INPUT_IDS, TOKEN_TYPES))
         queries: dict[bytes, Array] = {}
         keys, documents = [], []
-        for row, kind in zip(ids, kinds, strict=True):
+        for at, (row, kind) in enumerate(zip(ids, kinds, strict=True)):
+            if len(row) != len(kind):
+                raise BadRows(
+                    f"row {at} of '{TOKEN_TYPES}' has {len(kind)} elements, and of '{INPUT_IDS}' "
+                    f"{len(row)}"
+                )
             query = row[kind == 0]
             keys.append(query.tobytes())
             queries[keys[-1]] = query

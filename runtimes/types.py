@@ -273,7 +273,7 @@ class Runtime(Protocol):
     warm: runs real batches over the grid of lengths x sizes; raises `LoadError` if one fails.
     limits: what the loaded model declares; only after `load`.
     run: raises `BadRows` for the caller's faults and `RunError` for the backend's own. A failed
-    batch must not make the next one fail.
+    batch must not make the next one fail, and no later one may write to what this one returned.
     health: raises `Unhealthy` if the device is lost to this process, which then ends; `run` may
     raise it too.
     close: frees everything; idempotent.

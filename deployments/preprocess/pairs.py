@@ -144,7 +144,7 @@ def of_tokens(
             raise BadRequest(
                 f"a {kind} has {len(ids)} tokens; this model reads {longest} of one (a setting "
                 "lengths.truncate: true cuts it)",
-                param="query" if query else "input",
+                param="input",
             )
         ids = cut(ids, longest, after)
     missing = how.fill_length - len(ids)

@@ -34,9 +34,8 @@ import numpy as np
 import yaml
 
 from loadtests.benches.gpu_server import WORK
-from loadtests.benches.server import changed, example
+from loadtests.benches.server import changed, command_line, example
 from loadtests.results.report_table import this_machine
-from loadtests.versus import command_line
 
 OUT = Path("out/gpu-check")
 SECONDS = 570.0  # of a call
@@ -194,7 +193,11 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self.log, self._file = folder / "log.txt", folder / "steps.jsonl"
         self.ended: dict[str, Step] = {}
-        lines = self._file.read_text().splitlines() if self._file.exists() else []
+        text = self._file.read_text() if self._file.exists() else ""
+        if text and not text.endswith("\n"):  # a line that was being written
+            text = text[: text.rfind("\n") + 1]
+            self._file.write_text(text)
+        lines = text.splitlines()
         if not lines:
             self._append(machine)
         elif json.loads(lines[0]) != json.loads(json.dumps(machine)):
@@ -202,9 +205,8 @@ class Journal:
                 f"{folder} has the steps of another machine, {lines[0]}: remove it, or say --out"
             )
         for line in lines[1:]:
-            with contextlib.suppress(ValueError):  # a line that was being written
-                step = Step(**json.loads(line))
-                self.ended[step.name] = step
+            step = Step(**json.loads(line))
+            self.ended[step.name] = step
 
     def add(self, step: Step) -> None:
         self.ended[step.name] = step

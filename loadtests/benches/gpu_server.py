@@ -32,12 +32,12 @@ from loadtests.benches.server import (
     RunningServer,
     Settings,
     changed,
+    command_line,
     example,
     headrace,
     homes,
     post,
 )
-from loadtests.versus import command_line
 
 WORK = Path("out/bench/gpu-check")
 WORDS = (

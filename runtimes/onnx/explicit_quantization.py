@@ -151,16 +151,16 @@ def _ranges(
     file = folder / "watched.onnx"
     onnx_model.save(watched, file)
     session = onnxruntime_session.plain(file)
-    reached = [0.0] * len(tensors)
+    reached = np.zeros(len(tensors))
     for feed in feeds:
-        reached = [*map(max, reached, map(float, session.run(None, dict(feed))))]
+        reached = np.maximum(reached, session.run(None, dict(feed)))  # NaN stays
     del session
     for stored in folder.glob("watched.*"):
         stored.unlink()
     for tensor, most in zip(tensors, reached, strict=True):
         if not math.isfinite(most):
             raise LoadError(f"the calibration's rows make '{tensor}' infinite or NaN in fp32")
-    by_tensor = dict(zip(tensors, reached, strict=True))
+    by_tensor = dict(zip(tensors, reached.tolist(), strict=True))
     return {node: by_tensor[tensor] for node, tensor in inputs.items()}
 
 
@@ -233,7 +233,7 @@ class _Insertion:
         """In float16, rounded up, so that nothing is cut off, and never zero."""
         exact = largest / self._form.largest
         near = exact.astype(np.float16)
-        return np.where((near < exact) | (near == 0), np.nextafter(near, np.float16(1)), near)
+        return np.where((near < exact) | (near == 0), np.nextafter(near, np.float16(np.inf)), near)
 
     def _store(self, name: str, array: Array, element: int) -> None:
         import onnx

@@ -86,8 +86,8 @@ def test_a_step_beyond_its_limit_is_ended_with_what_it_started_and_fails(tmp_pat
 
 
 def test_a_call_whose_time_is_up_leaves_steps_to_the_next(tmp_path):
-    steps = [step("long", "import time; time.sleep(30)"), step("after", limit_s=1.0)]
-    taken = run(steps, tmp_path, seconds=2.0)
+    steps = [step("long", "import time; time.sleep(30)"), step("after", limit_s=12.0)]
+    taken = run(steps, tmp_path, seconds=14.0)
     assert [each.outcome for each in taken] == ["left", "passed"]
     cut = run([step("long", "import time; time.sleep(3)", 2.5)], tmp_path / "cut", seconds=2.0)
     assert [each.outcome for each in cut] == ["left"]

@@ -251,6 +251,23 @@ def test_rows_that_overflow_are_named(tmp_path):
         made_of(graph(nodes, w=W), tmp_path, "int8", rows=[row + 1000 for row in ROWS])
 
 
+def test_rows_that_become_nan_are_named(tmp_path):
+    nodes = [helper.make_node("Log", ["x"], ["e"]), helper.make_node("MatMul", ["e", "w"], ["y"])]
+    with pytest.raises(LoadError, match="make 'e' infinite or NaN"):
+        made_of(graph(nodes, w=W), tmp_path, "int8", rows=[-np.abs(row) - 1 for row in ROWS])
+
+
+@EIGHT_BITS
+@pytest.mark.parametrize("largest", [100.1, 1000.7, 30_000.3])
+def test_nothing_that_was_calibrated_is_cut_off(tmp_path, precision, largest):
+    eye = np.eye(WIDTH, dtype=np.float32)
+    model = graph([helper.make_node("MatMul", ["x", "w"], ["y"])], w=eye)
+    rows = [np.full(WIDTH, largest, np.float32)] * len(ROWS)
+    made = made_of(model, tmp_path, precision, rows=rows)
+    scale = numpy_helper.to_array(arrays(made)["x/fp16/scale"])
+    assert float(scale) * LARGEST[precision] >= np.float32(largest)
+
+
 def test_an_unknown_operation_to_keep_is_refused_by_name(tmp_path):
     with pytest.raises(LoadError, match="no operation 'frist', did you mean first"):
         made_of(block(), tmp_path, "int8", kept=("frist",))

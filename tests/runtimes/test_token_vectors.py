@@ -169,10 +169,13 @@ def opened(runtime: str, path: Path, task: str, cache: Path, **options: Any) -> 
 
 
 def batch(rows: list[list[int]], kinds: list[list[int]] | None = None) -> Batch:
-    shapes = tuple((len(row),) for row in rows)
     columns = {"input_ids": rows, **({"token_type_ids": kinds} if kinds else {})}
     inputs = {
-        name: Ragged("INT64", np.concatenate(column).astype(np.int64), shapes)
+        name: Ragged(
+            "INT64",
+            np.concatenate(column).astype(np.int64),
+            tuple((len(row),) for row in column),
+        )
         for name, column in columns.items()
     }
     return Batch(len(rows), np.array([len(row) for row in rows]), inputs)
@@ -254,6 +257,7 @@ def test_a_pair_of_ids_that_no_table_has_is_its_callers_fault(tmp_path):
     runtime = opened("torch", tmp_path / "m", "rerank", tmp_path)
     good = [2, 5, 3], [0, 0, 1]
     for ids, kinds, said in (
+        (good[0], [0, 0, 1, 1], "row 1 of 'token_type_ids' has 4 elements, and of 'input_ids' 3"),
         ([2, 900, 3], good[1], "row 1 of input 'input_ids' holds 900"),
         (good[0], [0, 0, 2], "row 1 of input 'token_type_ids' holds 2, it must be 0 to 1"),
     ):
@@ -307,6 +311,8 @@ def changed(file: Path, **said: Any) -> None:
             "filled up with <none>, which its tokenizer.json does not have",
         ),
         ("config_sentence_transformers.json", {"prompts": {"query": 1}}, "prompts, prefixes and"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts, prefixes and"),
+        ("2_MultiVectorMask/config.json", {"skiplist_words": 5}, "skiplist_words texts"),
     ],
 )
 def test_what_a_folder_of_token_vectors_says_wrong_is_named(tmp_path, file, said, sentence):

@@ -72,6 +72,7 @@ async def test_texts_become_queries_and_documents_as_their_folder_says(served: A
         ({"prompt_name": "query"}, QUERY, QUERY_IDS, slice(None)),
         ({"input_type": "document", "task": "token_embed"}, DOCUMENT, DOCUMENT_IDS, KEPT),
         ({}, DOCUMENT, DOCUMENT_IDS, KEPT),
+        ({"input_type": "clustering"}, DOCUMENT, DOCUMENT_IDS, KEPT),
     ):
         status, answer = await post(stand, "/pooling", model="vectors", input=text, **kind)
         assert status == 200

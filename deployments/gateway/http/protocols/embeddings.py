@@ -201,9 +201,10 @@ def _prompt_of(call: EmbeddingsCall, d: ModelDescription) -> str:
         raise BadRequest(
             f"'{d.name}' has no prompt {name[:_SHOWN]!r}; it {has}.", param="prompt_name"
         )
-    if name is None:
-        kind = call.kind or ("document" if d.kind == "tokens" else None)
-        name = prompt_for(kind, choices.prompts) or choices.default_prompt
+    if name is None and d.kind == "tokens":  # a text is one or the other, whatever it is for
+        name = prompt_for("query" if _are_queries(call) else "document", choices.prompts) or ""
+    elif name is None:
+        name = prompt_for(call.kind, choices.prompts) or choices.default_prompt
     return choices.prompts.get(name, "")
 
 

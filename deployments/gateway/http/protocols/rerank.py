@@ -117,6 +117,7 @@ class PairsCall:
     returns: bool = False
     most_tokens: int | None = None
     instruction: str | None = None
+    asked: str = "query"  # what the body calls the queries
 
 
 _reranks = msgspec.json.Decoder(RerankRequest)
@@ -170,7 +171,8 @@ def decode_score(body: bytes) -> PairsCall:
             "many, can be scored against the others",
             param=first,
         )
-    return PairsCall(request.model, queries, documents, "scores", not request.use_activation)
+    raw = not request.use_activation
+    return PairsCall(request.model, queries, documents, "scores", raw, asked=first)
 
 
 def _check_count(name: str, entries: Sequence[Any]) -> None:
@@ -206,8 +208,12 @@ def columns(
     queries, documents = tokens[: len(call.queries)], tokens[len(call.queries) :]
     ids, types = [], []
     for at, document in enumerate(documents):
-        query = queries[at if len(queries) > 1 else 0]
-        made = pairs.joined(pair, query, document, d.max_length, call.most_tokens)
+        asked = at if len(queries) > 1 else 0
+        try:
+            made = pairs.joined(pair, queries[asked], document, d.max_length, call.most_tokens)
+        except BadRequest as wrong:
+            place = f"[{asked}]" if len(queries) > 1 else ""
+            raise BadRequest(wrong.message, param=f"{call.asked}{place}") from None
         ids.append(made[0])
         types.append(made[1])
     found = {d.lengths_input: ids}
