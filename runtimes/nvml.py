@@ -51,7 +51,7 @@ class GpuMemory:
         try:
             # Without its version the binding raises no NVMLError where a driver is too old for it.
             running = self._library.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-        except self._library.NVMLError:
+        except (self._library.NVMLError, AttributeError):  # an older binding under that name
             return None
         sizes = [each.usedGpuMemory for each in running if each.pid in pids]
         return sum(sizes) if sizes and None not in sizes else None

@@ -511,7 +511,10 @@ class _Bisection:
         for row, fault in part.failed.items():
             if isinstance(fault, RunError):
                 self.failed.say(fault)
-            self.errors.append(RowError(first + row, isinstance(fault, BadRows), str(fault)))
+            lacks = isinstance(fault, OutOfMemory)
+            self.memory_faults += lacks
+            own = RowError(first + row, isinstance(fault, BadRows), str(fault), out_of_memory=lacks)
+            self.errors.append(own)
         bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
         self.errors += [RowError(answered[row], False, _NOT_FINITE, True) for row in bad]
         self.parts.append(_without(part, bad) if bad else part)

@@ -73,8 +73,7 @@ def combined(
         edges = max(fixed, key=lambda each: each[-1], default=())
     for name, part in parts.items():
         reason = _unlike(base, part)
-        shorter = tuple(edge for edge in edges if lengths is None or edge <= part.max_length)
-        if not reason and _is_fixed(part) and part.bucket_edges != shorter:
+        if not reason and _is_fixed(part) and not _fits(part, edges, lengths is not None):
             reason = (
                 f"it is compiled for the lengths {part.bucket_edges}, another group for {edges}"
             )
@@ -84,6 +83,14 @@ def combined(
     groups = tuple(_group(n, kept[n], reserve_s) for n, reserve_s in after_s.items() if n in kept)
     whole = _narrowest(base, list(kept.values()), groups)
     return (whole if lengths is None else _by_length(whole, kept, edges, lengths)), refused
+
+
+def _fits(part: ModelDescription, edges: tuple[int, ...], may_be_shorter: bool) -> bool:
+    """Whether a compiled group takes rows padded to these edges. One of shorter rows may have edges
+    of its own beside them."""
+    if may_be_shorter and part.max_length < edges[-1]:
+        return set(part.bucket_edges) >= {edge for edge in edges if edge <= part.max_length}
+    return part.bucket_edges == edges
 
 
 def version_of(versions: Sequence[str]) -> str:

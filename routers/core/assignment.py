@@ -57,7 +57,7 @@ class Assignment:
             lease = replicas.ready.first(
                 lambda replica: self._send_to(replica, now, actions),
                 now,
-                spare=not replicas.healthy,
+                spare=replicas.spares_above is not None,
             )
             if lease is None:
                 break

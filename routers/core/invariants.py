@@ -217,7 +217,8 @@ def _check_no_idle_replica(state: State) -> None:
     """
     if state.requests.waiting.rows and state.requests.held_until is None:
         for replica in _ready(state):
-            if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
+            spare = state.replicas.spares_above is not None
+            if not replica.streams and (not replica.unhealthy or spare):
                 if _leaves_rows_to_others(state, replica):
                     continue
                 _check_idle(state, replica)
@@ -228,7 +229,11 @@ def _leaves_rows_to_others(state: State, replica: ReplicaState) -> bool:
     group, groups = replica.group, state.replicas.groups.all()
     if group.is_open and not group.holds_back:
         return False
-    lanes = state.requests.waiting.lanes()
+    lanes = list(state.requests.waiting.lanes())
+    capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
+    alone = [lane.first_alone(capacity.lengths) for lane in lanes]
+    if replica.leases and any(row is not None and capacity.allows(row) for row in alone):
+        return True  # it empties for one of these, whatever its group said of the others
     edges = [e for lane in lanes for e, each in lane.length_classes.items() if each.rows]
     others = [each for each in groups if each.healthy and each.is_open and not each.holds_back]
     for edge in edges:

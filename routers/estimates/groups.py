@@ -239,15 +239,20 @@ class ReplicaGroups:
         groups = self.by_name.values()
         return sum([g.running * g.speed for g in groups if edge <= g.longest <= longest])
 
-    def longest_beside(self, group: ReplicaGroup) -> int:
-        """The longest row that a running replica may take besides one of this group; 0: none
-        runs."""
-        rest = [
-            other.longest
-            for other in self.by_name.values()
-            if other.running > (1 if other is group else 0)
-        ]
+    def longest_beside(self, group: ReplicaGroup, *, well: bool) -> int:
+        """The longest row that a healthy replica may take besides one of this group, which is
+        healthy itself or not; where no healthy one is beside it, any running one; 0: none runs."""
+        groups = self.by_name.values()
+        rest = [g.longest for g in groups if g.healthy > (g is group and well)]
+        rest = rest or [g.longest for g in groups if g.running > (g is group)]
         return max(rest, default=0)
+
+    def left_to_unhealthy(self) -> int | None:
+        """The length above which rows have unhealthy replicas alone; None: there is none."""
+        groups = self.by_name.values()
+        healthy = max([g.longest for g in groups if g.healthy], default=0)
+        running = max([g.longest for g in groups if g.running], default=0)
+        return healthy if running > healthy else None
 
     # -- how much work they do
 

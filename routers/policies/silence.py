@@ -94,9 +94,10 @@ class Silence:
         return unread[0].sent_at, first_s, _UNKNOWN_RATIO / _FACTOR
 
     def _others_are_well(self, replica: ReplicaState) -> bool:
-        """Whether another healthy replica runs."""
+        """Whether another healthy replica runs, which takes rows as long."""
         own = not (replica.unhealthy or replica.draining)
-        return self._replicas.healthy > own
+        groups, longest = self._replicas.groups.all(), replica.group.longest
+        return sum([each.healthy for each in groups if each.longest >= longest]) > own
 
 
 def _to_read(lease: Lease) -> float:

@@ -14,11 +14,12 @@ are seconds on the caller's monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from routers.api.requests import Replica
-from routers.estimates.groups import ANY_LENGTH, ReplicaGroups
+from routers.estimates.groups import ANY_LENGTH, LengthRange, ReplicaGroups
 from routers.state.formed_batch import ReplicaCapacity
 from routers.state.preemptible import PreemptibleReplicas
 from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
@@ -65,6 +66,11 @@ class ReplicaSet:
         if all(replica.suspended for replica in self.by_id.values() if not replica.draining):
             for replica in self.by_id.values():
                 replica.suspended = False  # no other replica is left to do its work
+        for length in self.groups.bounds:  # nor to do that of rows longer than this
+            able = [each for each in self.by_id.values() if each.group.longest > length]
+            if all(each.suspended for each in able if not each.draining):
+                for replica in able:
+                    replica.suspended = False
         for replica in self.by_id.values():
             replica.unhealthy = replica.is_unwell
         self.running = len(listed)
@@ -149,10 +155,18 @@ class ReplicaSet:
         return min(1.0, self.busy / max(1, self.running - self.ejected))
 
     @property
+    def spares_above(self) -> int | None:
+        """The length above which rows may go to unhealthy replicas, because no healthy one runs
+        that takes them; None: no rows may."""
+        if not self.healthy:
+            return 0
+        return self.groups.left_to_unhealthy() if self.groups.bounds else None
+
+    @property
     def has_ready(self) -> bool:
-        """Whether a replica may take a lease now; unhealthy ones count only while no healthy one
-        runs."""
-        return self.ready.count(spare=not self.healthy) > 0
+        """Whether a replica may take a lease now; unhealthy ones count only where no healthy one
+        runs in their place."""
+        return self.ready.count(spare=self.spares_above is not None) > 0
 
     def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
         """Give it no lease before `until`."""
@@ -199,7 +213,7 @@ class ReplicaSet:
             idle=not replica.leases,
             trusted=trusted or replica.answers > 0,
             last_edge=replica.last_edge,
-            lengths=replica.group.lengths,
+            lengths=self._lengths_of(replica),
             longest_beside=self._longest_beside(replica) if self.running > 1 else 0,
             starts_in_s=max(0.0, replica.finish_at - now),
             others_idle=self.ready.others_idle(replica),
@@ -210,9 +224,19 @@ class ReplicaSet:
             reading_long=replica.reading_long,
         )
 
+    def _lengths_of(self, replica: ReplicaState) -> LengthRange | None:
+        """Of an unhealthy one those that no healthy one takes."""
+        lengths = replica.group.lengths
+        above = self.spares_above if replica.unhealthy and self.groups.bounds else None
+        if above is None:
+            return lengths
+        lengths = lengths or LengthRange()
+        return replace(lengths, above=max(above, lengths.above))
+
     def _longest_beside(self, replica: ReplicaState) -> int:
-        bounds = self.groups.bounds
-        return self.groups.longest_beside(replica.group) if bounds else ANY_LENGTH
+        if not self.groups.bounds:
+            return ANY_LENGTH
+        return self.groups.longest_beside(replica.group, well=not replica.unhealthy)
 
     def _due_at(self, replica: ReplicaState) -> float | None:
         """When its next lease is due; None while that is no matter of time."""

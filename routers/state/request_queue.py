@@ -58,11 +58,12 @@ class RequestQueue:
 
     def seconds_above(self, length: int) -> float:
         """Predicted device seconds of what waits of rows longer than `length`, which is 0 or an
-        edge. Above an edge, rows that travel alone are left out."""
+        edge."""
         if not length:
             return self.seconds
-        longer = LengthRange(length)
-        return sum([lane.seconds_in(longer) for lane in self.lanes()])
+        longer, lanes = LengthRange(length), list(self.lanes())
+        alone = [row.cost_s for lane in lanes for row in lane.isolated.live() if row.edge in longer]
+        return sum([lane.seconds_in(longer) for lane in lanes]) + sum(alone)
 
     def urgent_s(self, priority: int) -> float:
         """Predicted seconds of on-time work of priorities more urgent than this one."""

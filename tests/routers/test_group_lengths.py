@@ -351,3 +351,37 @@ def test_long_rows_expire_where_nobody_comes_who_takes_them(two):
     core.arrive(1, LONG, slo_s=1.0, timeout_s=2.0)
     evicted = [each for each in core.tick(2.0) if isinstance(each, Evict)]
     assert [each.reason for each in evicted] == [Reason.EXPIRED]
+
+
+# ---- replicas that are not well ------------------------------------------------------------------
+
+
+def test_long_rows_go_on_to_the_only_group_that_takes_them_though_it_is_not_well(two):
+    core = two(slots=2)
+    (lease,) = sent(core.arrive(1, LONG, timeout_s=60))
+    core.close(lease, LeaseEnd.LOST, at=0.05)  # it stays listed, as a suspect
+    (again,) = sent(core.arrive(2, LONG, at=2.0, timeout_s=60))
+    assert (again.replica_id, again.rows) == ("large_1", ((1, 0),))
+    (short,) = sent(core.arrive(3, SHORT, timeout_s=60))
+    assert short.replica_id == "small_1"
+    (long,) = sent(core.close(again, at=2.1, service_s=0.011))
+    assert (long.replica_id, long.rows) == ("large_1", ((2, 0),))
+
+
+def test_an_unhealthy_replica_gets_no_row_that_a_healthy_one_takes(two):
+    core = two(slots=2)
+    (lease,) = sent(core.arrive(1, LONG, timeout_s=60))
+    core.close(lease, LeaseEnd.LOST, at=0.05)
+    core.arrive(2, *[SHORT] * 40, timeout_s=60)
+    taken = {each.replica_id for each in core.open.values() for row in each.rows if row[0] == 2}
+    assert taken == {"small_1"}
+
+
+def test_a_reserve_opens_for_a_long_row_that_is_tried_again(two):
+    spare = GroupSettings("spare", profile(0.02, 0.002), after_s=5.0)
+    core = two("large_1", "small_1", "spare_1", groups=(LARGE, SMALL, spare))
+    (lease,) = sent(core.arrive(1, LONG, timeout_s=60))
+    assert lease.replica_id == "large_1"
+    found = sent(core.close(lease, LeaseEnd.LOST, at=0.05))
+    found += sent(core.step(listed("small_1", "spare_1")))
+    assert [each.replica_id for each in found] == ["spare_1"]

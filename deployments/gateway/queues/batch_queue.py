@@ -342,7 +342,8 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         fault = None if pending is None else pending.last_fault
         failed = action.reason is Reason.FAILED
         if pending is not None and failed and isinstance(fault, errors.OutOfDeviceMemory):
-            self._finish(pending, fault)
+            self._leave(pending)
+            pending.fail(fault)
         else:
             super()._refuse(action)
 
@@ -364,6 +365,8 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         self.memory_faults += reply.memory_faults
         if reply.device_memory is not None:
             self._memory[lease.replica_id] = reply.device_memory
+        else:
+            self._memory.pop(lease.replica_id, None)
         self._on_batch(_record(sent, round_trip_s, reply))
         answers = deliver_rows(lease, sent.at, sent.version, reply)
         if reply.errors:
