@@ -74,7 +74,7 @@ def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.end()
 
 
-# In this order: the third also needs the shared server, the last adds a node.
+# In this order: the last adds a node, and ends it.
 ON_CLUSTER = ["test_pool", "test_cluster_rollout", "test_three_ways", "test_cluster"]
 # Its last test ends the server.
 LAST_SHARED = "test_generation"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from deployments.gateway.tenancy.tenants import new_key
 pytestmark = pytest.mark.integration
 
 A, B = synthetic(options={"base_ms": 2}), synthetic(options={"base_ms": 3})
-SHARED = {"a": A, "b": B}
 ROWS = ([1], [1, 2, 3], list(range(64)))
 KEY, HASH = new_key()
 
@@ -36,9 +35,12 @@ def answers(url: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def served_here(shared: Server) -> list[Any]:
-    """The answers of `headrace serve`."""
-    return answers(shared.url)
+def served_here(serve: Callable[..., Server]) -> list[Any]:
+    """The answers of `headrace serve`, which has ended when they are there."""
+    server = serve({"a": A, "b": B}).start()
+    found = answers(server.url)
+    assert not server.end()
+    return found
 
 
 @pytest.fixture(scope="module")
