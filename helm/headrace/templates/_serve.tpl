@@ -75,7 +75,11 @@ read text. */}}
 {{- else }}
 {{- $models = dict }}
 {{- range $name, $model := .Values.models }}
-{{- $_ := set $models $name (pick $model "runtime" "source" "task" "slo" "replicas" "scaling") }}
+{{- $read := pick $model "runtime" "source" "task" "slo" "replicas" "scaling" }}
+{{- range dig "replicas" "groups" list $model }}
+{{- if and (hasKey . "lengths") (hasKey $model "lengths") }}{{ $_ := set $read "lengths" $model.lengths }}{{ end }}
+{{- end }}
+{{- $_ := set $models $name $read }}
 {{- end }}
 {{- end }}
 {{- $_ := set $scaled "models" $models }}
@@ -96,7 +100,9 @@ read text. */}}
 {{- $deployments := list -}}
 {{- range $views }}
 {{- $shaping := include "headrace.shaping" .settings | fromJson }}
-{{- $groups = append $groups (dict "name" .group "settings" $shaping "after_s" .after_s) }}
+{{- $group := dict "name" .group "settings" $shaping "after_s" .after_s }}
+{{- with .max_length }}{{ $_ := set $group "max_length" . }}{{ end }}
+{{- $groups = append $groups $group }}
 {{- $each := dict "view" . "root" $root }}
 {{- $deployments = append $deployments (include "headrace.replicas" $each | fromJson) }}
 {{- end }}
@@ -157,16 +163,19 @@ model's time to drain. */}}
   "num_cpus" (dig "num_cpus" $d.pool.num_cpus $pool)
   "num_gpus" (dig "num_gpus" $d.pool.num_gpus $pool) -}}
 {{- with dig "resources" nil $pool }}{{ $_ := set $options "resources" . }}{{ end }}
+{{- $args := dict
+  "runtimes" ($runtimes | uniq | sortAlpha)
+  "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
+  "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000) -}}
+{{- with dig "memory_limit_mib" nil $pool }}{{ $_ := set $args "memory_limit_mib" . }}{{ end }}
+{{- if $options.num_gpus }}{{ $_ := set $args "num_gpus" $options.num_gpus }}{{ end }}
 {{- $least := dig "min" $d.pool.min $pool -}}
 {{- $most := dig "max" $d.pool.max $pool -}}
 {{- dict
   "name" "headrace-pool"
   "route_prefix" nil
   "import_path" "deployments.replica.application:pool"
-  "args" (dict
-    "runtimes" ($runtimes | uniq | sortAlpha)
-    "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
-    "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000))
+  "args" $args
   "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
   "deployments" (list (dict
     "name" "pool"

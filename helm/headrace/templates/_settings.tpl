@@ -76,7 +76,7 @@ config can still say (docs/cluster.md, "Environment"). */}}
 {{- end }}
 
 {{/* From a model's settings to those that the replicas of each group start with: {"views": [{"group",
-"after_s", "settings"}]}, of group "" where there are none. */}}
+"after_s", "max_length", "settings"}]}, of group "" where there are none. */}}
 {{- define "headrace.views" -}}
 {{- $replicas := dig "replicas" dict . -}}
 {{- $views := list -}}
@@ -93,9 +93,21 @@ config can still say (docs/cluster.md, "Environment"). */}}
 {{- range list "runtime" "precision" "options" }}
 {{- if hasKey $group . }}{{ $_ := set $view . (index $group .) }}{{ end }}
 {{- end }}
+{{- if hasKey $group "lengths" }}
+{{- $lengths := set (deepCopy (dig "lengths" dict $view)) "max" $group.lengths.max }}
+{{- if kindIs "slice" (dig "buckets" "" $lengths) }}
+{{- $edges := list }}
+{{- range $lengths.buckets }}{{ if lt (int64 .) (int64 $group.lengths.max) }}{{ $edges = append $edges . }}{{ end }}{{ end }}
+{{- $_ := set $lengths "buckets" (append $edges $group.lengths.max) }}
+{{- end }}
+{{- $_ := set $view "lengths" $lengths }}
+{{- end }}
+{{- if hasKey $group "batch" }}{{ $_ := set $view "batch" (merge (deepCopy $group.batch) (dig "batch" dict $view)) }}{{ end }}
 {{- if $own }}{{ $_ := set $view "replicas" $own }}{{ end }}
 {{- $after_s := divf (dig "overflow" "after_ms" 0 $group) 1000 }}
-{{- $views = append $views (dict "group" $group.name "after_s" $after_s "settings" $view) }}
+{{- $each := dict "group" $group.name "after_s" $after_s "settings" $view }}
+{{- with dig "lengths" "max" nil $group }}{{ $_ := set $each "max_length" . }}{{ end }}
+{{- $views = append $views $each }}
 {{- end }}
 {{- if not $views }}
 {{- $views = list (dict "group" "" "after_s" 0 "settings" $model) }}
