@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,16 @@ class RuntimeSuite:
         for ragged in result.outputs.values():
             assert len(ragged.shapes) == rows
             assert sum(map(math.prod, ragged.shapes)) == ragged.data.size
+
+    def test_stage_times_fit_into_the_wall_time(self, running: Runtime) -> None:
+        batch = batch_of(running.limits(), (8,) * MAX_SIZE)
+        begin = perf_counter()
+        times = running.run(batch).times
+        wall_s = perf_counter() - begin
+        stages = (times.pad_s, times.copy_in_s, times.run_s, times.copy_out_s, times.post_s)
+        assert all(stage >= 0 for stage in stages)
+        assert times.run_s > 0
+        assert sum(stages) <= wall_s
 
     def test_outputs_are_as_declared(self, running: Runtime) -> None:
         limits = running.limits()

@@ -237,7 +237,7 @@ def _group_lengths(model: ModelFields) -> Iterator[Complaint]:
             ("replicas", "groups"),
             f"take rows of at most {taken} (reserves left out), so that nobody takes those of "
             f"{taken + 1} to {longest}; must have a group without lengths.max and overflow, or "
-            f"lengths.max must be {taken}",
+            f"the model's lengths.max must be {taken}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 
 import numpy as np
 
@@ -26,16 +27,16 @@ class WheelRuntime:
     def __init__(self, settings):
         self._settings, self._turns = settings, False
         self._options = options.parse(WheelOptions, settings.options)
-        bare = Limits(
+        self._limits = Limits(
             inputs=(TensorSpec("ids", "INT64", (-1, -1)),),
             outputs=(TensorSpec("weight", "FP32", (-1,)),),
             length_input="ids",
             platform="waterwheel",
             pads=False,
         )
-        self._limits = rows.settled(bare, settings)
 
     def load(self):
+        self._limits = rows.settled(self._limits, self._settings)
         self._settings.progress("staging", 1.0)
         self._turns = True
 
@@ -46,6 +47,7 @@ class WheelRuntime:
         return self._limits
 
     def run(self, batch):
+        began = perf_counter()
         self.health()
         rows.check(batch, self._limits)
         rows.wanted(batch, self._limits)
@@ -54,7 +56,7 @@ class WheelRuntime:
         sums = [ids.data[begin:end].sum() for begin, end in pairwise(ends)]
         weights = (np.array(sums) * self._options.weight).astype(np.float32)
         answer = {"weight": Ragged("FP32", weights, ((),) * batch.rows)}
-        return Result(answer, StageTimes(0.0, 0.0), int(ends[-1]))
+        return Result(answer, StageTimes(run_s=perf_counter() - began), int(ends[-1]))
 
     def health(self):
         if not self._turns:
