@@ -486,15 +486,18 @@ class _Bisection:
         self._run_halves(batch, first)
 
     def _note(self, fault: Exception, batch: Batch, first: int) -> None:
-        no_memory = isinstance(fault, OutOfMemory)
         if isinstance(fault, OutOfMemory):
             self.memory_faults += 1
             self.cap.exceeded(batch, self._tokens(batch), fault, time.perf_counter())
         if batch.rows == 1:
-            bad = isinstance(fault, BadRows)
-            if not bad:
-                self.failed.say(fault)
-            self.errors.append(RowError(first, bad, str(fault), out_of_memory=no_memory))
+            self._fail(first, fault)
+
+    def _fail(self, row: int, fault: Exception) -> None:
+        """A row that failed alone."""
+        bad, no_memory = isinstance(fault, BadRows), isinstance(fault, OutOfMemory)
+        if not bad:
+            self.failed.say(fault)
+        self.errors.append(RowError(row, bad, str(fault), out_of_memory=no_memory))
 
     def _tokens(self, batch: Batch) -> int:
         return tokens_of(batch, self.runtime.limits().pads)
@@ -509,12 +512,8 @@ class _Bisection:
         rows = range(len(part.failed) + _rows_of(part))
         answered = [first + row for row in rows if row not in part.failed]
         for row, fault in part.failed.items():
-            if isinstance(fault, RunError):
-                self.failed.say(fault)
-            lacks = isinstance(fault, OutOfMemory)
-            self.memory_faults += lacks
-            own = RowError(first + row, isinstance(fault, BadRows), str(fault), out_of_memory=lacks)
-            self.errors.append(own)
+            self.memory_faults += isinstance(fault, OutOfMemory)
+            self._fail(first + row, fault)
         bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
         self.errors += [RowError(answered[row], False, _NOT_FINITE, True) for row in bad]
         self.parts.append(_without(part, bad) if bad else part)

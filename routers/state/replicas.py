@@ -63,14 +63,11 @@ class ReplicaSet:
         gone = [replica for replica in self.by_id.values() if self._is_over(replica)]
         for replica in gone:
             self._drop(self.by_id.pop(replica.spec.replica_id))
-        if all(replica.suspended for replica in self.by_id.values() if not replica.draining):
-            for replica in self.by_id.values():
-                replica.suspended = False  # no other replica is left to do its work
-        for length in self.groups.bounds:  # nor to do that of rows longer than this
+        for length in (0, *self.groups.bounds):  # by who can take longer rows
             able = [each for each in self.by_id.values() if each.group.longest > length]
             if all(each.suspended for each in able if not each.draining):
                 for replica in able:
-                    replica.suspended = False
+                    replica.suspended = False  # no other replica is left to do its work
         for replica in self.by_id.values():
             replica.unhealthy = replica.is_unwell
         self.running = len(listed)
