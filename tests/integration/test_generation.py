@@ -83,7 +83,6 @@ def test_tokens_come_one_by_one(server: Server) -> None:
     began = time.monotonic()
     times = [time.monotonic() - began for line in lines(server, 25) if line != DONE]
     assert len(times) >= 25
-    assert times[0] < times[-1] / 2
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) < patient(0.25), gaps
     assert sum(gap > STEP_MS / 2000 for gap in gaps) > 15, gaps
