@@ -214,6 +214,27 @@ def test_urgent_long_rows_take_no_place_at_a_small_replica(two):
     assert urgent.rows == ((4, 0),)
 
 
+def test_urgent_long_rows_take_the_place_of_what_is_staged_where_they_may_run(two):
+    """Though what is staged at the small replica is less urgent still."""
+    core = two(slots=2, max_size=1)
+    for request, (length, priority) in enumerate([(LONG, 1), (SHORT, 1), (LONG, 1), (SHORT, 2)]):
+        core.arrive(request, length, priority=priority)
+    assert len(core.open) == 4
+    (urgent,) = sent(core.arrive(9, LONG, priority=0))
+    assert (urgent.replica_id, urgent.rows) == ("large_1", ((9, 0),))
+
+
+def test_rows_take_places_while_more_urgent_ones_wait_for_a_group_that_is_away(two):
+    core = two("small_1", slots=2, max_size=1)
+    assert not sent(core.arrive(0, LONG, priority=0))
+    core.arrive(1, SHORT, priority=2)
+    core.arrive(2, SHORT, priority=2)
+    assert len(core.open) == 2
+    (urgent,) = sent(core.arrive(3, SHORT, priority=1))
+    assert urgent.rows == ((3, 0),)
+    core.step(listed("small_1", "large_1"))
+
+
 # ---- admission -----------------------------------------------------------------------------------
 
 
