@@ -87,6 +87,7 @@ _WATCH_S = 5.0  # how long the registry may hold a question until there is somet
 _BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes
 _LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5  # after which a failed step is tried again
+_UNKNOWN = ModelOutlook()
 _SHOWN_CHARACTERS = 100  # of a caller's own words in an error
 logger = logging.getLogger("headrace.catalogue")
 
@@ -331,10 +332,23 @@ class Catalogue:
         """Take in what the autoscaler said of the models `age_s` seconds ago."""
         self.outlooks = outlooks
         for name, served in self._served.items():
-            # Not for a model that must run: its connection may be back before a new replica is.
-            expected = self._may_sleep(name) and not served.replicas
-            in_s = outlooks[name].ready_in_s - age_s if expected else 0.0
-            served.queue.expect_capacity(max(0.0, in_s))
+            # Not for what must run: its connection may be back before a new replica is.
+            outlook, queue = outlooks.get(name, _UNKNOWN), served.queue
+            wakes = queue.replicas and queue.strands(outlook.wakes_up_to)
+            expected = wakes or (outlook.may_sleep and not queue.replicas)
+            queue.expect_capacity(max(0.0, outlook.ready_in_s - age_s) if expected else 0.0)
+
+    def _check_stranded(self, name: str, longest: int, for_s: float) -> None:
+        """Rows for which only other replicas run wait as if none ran: for a while, or as long as
+        they like for a group that they wake. Else raises NotReady."""
+        if for_s < HOLD_S or longest <= self.outlooks.get(name, _UNKNOWN).wakes_up_to:
+            return
+        failed = f" and {self.why_not_ready(name)}" if name in self._failures else ""
+        raise errors.NotReady(
+            f"model {name} has no running replica at the moment that takes a row of length "
+            f"{longest}{failed}",
+            retry_after_s=self._ready_in_s(name),
+        )
 
     # ---- following ------------------------------------------------------------------------
 
@@ -433,6 +447,7 @@ class Catalogue:
         if self.decisions is not None:
             served.log_decisions(self.decisions)
         served.queue.on_crossing = lambda: self.on_crossing()
+        served.queue.on_stranded = lambda *longest: self._check_stranded(name, *longest)
         served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
         served.on_live = lambda: self.on_change()
 

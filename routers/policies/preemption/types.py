@@ -39,7 +39,7 @@ class PreemptionView:
 
         def takes(group: ReplicaGroup) -> bool:
             lengths = group.lengths
-            return lengths is None or any([lane.seconds_in(lengths) > 0.0 for lane in lanes])
+            return lengths is None or any(lane.seconds_in(lengths) > 0.0 for lane in lanes)
 
         return self.replicas.least_urgent(takes)
 
