@@ -266,7 +266,10 @@ class Pipeline:
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
         # 8. Lengths: tokenise texts, decode and resize images, off the event loop. Rows that are
         # too long for the model are refused.
-        tokens = None if texts is None else await self._tokens(texts, model, caller)
+        try:
+            tokens = None if texts is None else await self._tokens(texts, model, caller)
+        except errors.BadText as wrong:
+            raise wrong.named(codec.text_name(call, wrong.index)) from None
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
         work = _work_bytes(context, codec.row_count(call))
