@@ -161,6 +161,7 @@ class Catalogue:
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self.aliases: dict[str, str] = {}  # other names of models, to their own
+        self._tasks: dict[str, str] = {}
         self._optional: frozenset[str] = frozenset()
         self._failures: Mapping[str, str] = {}
         self._awaited: set[str] | None = None  # declared at the start, and not seen ready since
@@ -203,12 +204,7 @@ class Catalogue:
                     f"model {name} {self.why_not_ready(name)}",
                     retry_after_s=self._ready_in_s(name),
                 )
-            if not self._all_known:
-                raise errors.NotReady(
-                    f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
-                    retry_after_s=errors.NOT_READY_S,
-                )
-            raise unknown_model(name)
+            raise self.missing(name)
         if version is not None and version != model.description.version:
             raise errors.NotFound(
                 f"model {name} has no version {version[:_SHOWN_CHARACTERS]!r}; "
@@ -219,6 +215,28 @@ class Catalogue:
             failed = f"{gone} and {self.why_not_ready(name)}" if name in self._failures else gone
             raise errors.NotReady(failed, retry_after_s=self._ready_in_s(name))
         return model
+
+    def missing(self, name: str) -> errors.HeadraceError:
+        """The error for a name that no model has which the caller may use. NotReady while it may
+        yet turn out to be another name of one."""
+        if self._all_known:
+            return unknown_model(name)
+        return errors.NotReady(
+            f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
+            retry_after_s=errors.NOT_READY_S,
+        )
+
+    def of_kind(self, kind: str, may_use: Callable[[str], bool]) -> tuple[list[str], bool]:
+        """The declared models of this kind that the caller may use, ready or not; and whether
+        others may turn out to be of it, because nobody has described them yet."""
+        names, more = [], not self._all_known
+        for name in sorted(filter(may_use, self._declared)):
+            served, task = self._served.get(name), self._tasks.get(name, "")
+            if kind == (task if served is None else served.description.kind):
+                names.append(name)
+            elif served is None:  # of one that embeds only its files tell
+                more |= not task or (task == "embed" and kind in ("sparse", "tokens"))
+        return names, more
 
     def name_of(self, asked: str) -> str:
         """A model's own name, from what a caller calls it: that, or one of its aliases."""
@@ -366,6 +384,7 @@ class Catalogue:
         self.routes = view.rollouts if view.complete else {**self.routes, **view.rollouts}
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         self.aliases = view.aliases if view.complete else {**self.aliases, **view.aliases}
+        self._tasks = view.tasks if view.complete else {**self._tasks, **view.tasks}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
         self._failures = view.failures if view.complete else {**self._failures, **view.failures}

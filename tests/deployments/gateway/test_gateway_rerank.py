@@ -101,6 +101,25 @@ async def test_where_several_could_be_meant_the_body_must_name_one(stand: Stand)
     assert (status, found[0]["index"]) == (200, 1)
 
 
+async def test_a_model_that_is_not_ready_counts_among_those_that_could_be_meant(
+    stand: Stand,
+) -> None:
+    body = {"query": "bad", "texts": TEXTS}
+    stand.models._declared = frozenset({"first", "later"})
+    stand.models._tasks = {"later": "rerank"}
+    status, found = await post(stand, "hr_both", body)
+    assert (status, found["error"]["message"]) == (
+        400, "the body must name a model; those for rerank are first, later",
+    )  # fmt: skip
+    stand.models._tasks = {}
+    status, found = await post(stand, "hr_both", body)
+    assert (status, found["error"]["code"]) == (503, "model_not_ready")
+    stand.models._declared, stand.models._tasks = frozenset({"later"}), {"later": "rerank"}
+    status, found = await post(stand, "hr_both", body)
+    assert status == 503
+    assert "model later is declared but not ready yet" in found["error"]["message"]
+
+
 async def test_documents_need_a_model(stand: Stand) -> None:
     status, found = await post(stand, "hr_one", {"query": "bad", "documents": TEXTS})
     assert (status, found["error"]["param"]) == (400, "model")
