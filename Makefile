@@ -121,7 +121,7 @@ $(VENV)/.kube: $(VENV)/.dev requirements/kube.lock requirements/supply-chain.loc
 # package; without them those are skipped.
 prometheus: $(VENV)/.dev
 	-@test -x $(VENV)/prometheus/usr/bin/promtool || { cd $$(mktemp -d) \
-	  && apt-get --quiet download prometheus \
+	  && apt-get --quiet -o Acquire::Retries=3 download prometheus \
 	  && dpkg-deb --extract prometheus_*.deb $(abspath $(VENV))/prometheus; }
 
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.

@@ -226,7 +226,10 @@ def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[i
     if isinstance(values, np.ndarray) and values.dtype != object:
         shape = values.shape[1:]
         _check_shape(shape, of, name, 0)
-        return _cast(values, of, name).reshape(-1), (shape,) * len(values)
+        cast = _cast(np.asarray(values), of, name).reshape(-1)
+        # The class may use its array again.
+        flat = cast.copy() if np.may_share_memory(cast, values) else cast
+        return flat, (shape,) * len(values)
     try:
         rows = [np.asarray(each) for each in values]
     except (TypeError, ValueError, RuntimeError) as error:
@@ -235,8 +238,8 @@ def column(values: Any, of: TensorType, name: str) -> tuple[Array, tuple[tuple[i
         ) from None
     for row, each in enumerate(rows):
         _check_shape(each.shape, of, name, row)
-    cast = [_cast(each, of, name).reshape(-1) for each in rows]
-    flat = np.concatenate(cast) if cast else np.empty(0, DTYPES[of.datatype])
+    parts = [_cast(each, of, name).reshape(-1) for each in rows]
+    flat = np.concatenate(parts) if parts else np.empty(0, DTYPES[of.datatype])
     return flat, tuple(each.shape for each in rows)
 
 
@@ -264,11 +267,13 @@ def _check_shape(shape: tuple[int, ...], of: TensorType, name: str, row: int) ->
 
 
 def _cast(values: Array, of: TensorType, name: str) -> Array:
-    """Floats may be narrowed (what does not fit becomes infinite, which fails the row), whole
-    numbers where all fit. Nothing else changes its kind."""
+    """`values` itself where it is as declared. Floats may be narrowed (what does not fit becomes
+    infinite, which fails the row), whole numbers where all fit. Nothing else changes its kind."""
     wanted = DTYPES[of.datatype]
-    if values.dtype == wanted or not values.size:
-        return np.array(values, wanted, order="C")  # a copy: the class may use its array again
+    if values.dtype == wanted:
+        return values
+    if not values.size:
+        return np.empty(values.shape, wanted)
     kinds = {"b": "b", "u": "iu", "i": "iu", "f": "fiu"}
     is_float = of.datatype in ("FP16", "BF16", "FP32", "FP64")
     kind = "f" if values.dtype == DTYPES["BF16"] else values.dtype.kind

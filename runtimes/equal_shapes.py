@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from runtimes import rows, warmup
-from runtimes.errors import BadRows, LoadError, OutOfMemory, RunError, Unhealthy
+from runtimes.errors import BadRows, LoadError, Unhealthy
 from runtimes.types import (
     Batch,
     Limits,
@@ -38,7 +38,7 @@ class EqualShapes:
         self._inner, self._settings = inner, settings
         self._wanted = settings.row_shapes
         self._limits: Limits | None = None
-        self._failed = False
+        self._last = warmup.LastRun()
 
     def load(self) -> None:
         """Raises `LoadError` also where the model's input has no place for such rows."""
@@ -73,9 +73,9 @@ class EqualShapes:
                 )
             by_shape.setdefault(shape, []).append(row)
         groups = list(by_shape.values())
-        self._failed = True  # until all have answered
+        self._last.failed()  # until all have answered
         results = [self._inner.run(self._part(batch, group)) for group in groups]
-        self._failed = False
+        self._last.answered()
         tokens = int(batch.lengths.sum())
         if len(groups) == 1:
             return replace(results[0], padded_tokens=tokens)
@@ -88,15 +88,11 @@ class EqualShapes:
 
     def health(self) -> None:
         """After a failed batch the smallest must run: a backend would try one of no real shape."""
-        if self._failed:
-            limits = self.limits()
-            try:
-                self.run(warmup.batch(limits, 1, self._wanted.lengths[0]))
-            except OutOfMemory:
-                pass  # a new process would lack it too
-            except RunError as error:
-                raise Unhealthy(f"even the smallest batch fails: {error}") from error
-        self._inner.health()
+        if self._last.check(self._run_smallest):
+            self._inner.health()
+
+    def _run_smallest(self) -> None:
+        self.run(warmup.batch(self.limits(), 1, self._wanted.lengths[0]))
 
     def close(self) -> None:
         self._limits = None

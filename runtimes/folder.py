@@ -197,6 +197,9 @@ def declared_pooling(folder: Path) -> Pooling | None:
             return _of_tokens(modules, folder)
         except (TypeError, ValueError, AttributeError):  # a value of a wrong kind, anywhere
             raise LoadError(f"{folder}: {_TOKENS_WANT}") from None
+    if "LogitScore" in kinds:
+        _check_score(modules, folder)
+        return None
     foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"})
     if foreign:
         raise LoadError(
@@ -248,6 +251,19 @@ def judged(folder: Path) -> tuple[int, ...]:
     if any(word not in ids for word in JUDGED):
         raise LoadError(f"{folder}: its tokenizer.json lacks {' or '.join(JUDGED)}, as one token")
     return tuple(ids[word] for word in JUDGED)
+
+
+def _check_score(modules: list[tuple[str, Path]], folder: Path) -> None:
+    """Raises `LoadError` unless the modules of a cross-encoder say of a language model what it is
+    served as: its score is how much more likely the first of `JUDGED` is than the second."""
+    said = read(modules[-1][1] / "config.json")
+    ids = [said.get(f"{kind}_token_id") for kind in ("true", "false")]
+    alike = [kind for kind, _ in modules] == ["Transformer", "LogitScore"] and judges(folder)
+    if not alike or ids != list(judged(folder)):
+        raise LoadError(
+            f"{folder / 'modules.json'}: LogitScore is supported of {JUDGES} alone, behind "
+            f"Transformer, for the tokens {' and '.join(JUDGED)}; its tokens are {ids}"
+        )
 
 
 def module_files(folder: Path) -> Sequence[Path]:

@@ -21,13 +21,48 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from runtimes.errors import BadRows, LoadError, OutOfMemory, RunError
+from runtimes.errors import BadRows, LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.rows import lengths_of
 from runtimes.types import DTYPES, Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, int]  # rows, length
 WARM_S = 30.0  # when a backend's settings say nothing else
+STARVED_CHECKS = 30  # of health, in a row: a minute, at one in 2 s
 logger = logging.getLogger("headrace.replica")
+
+
+class LastRun:
+    """Whether a runtime is still well. After a failed batch the smallest must run."""
+
+    def __init__(self) -> None:
+        self._failed = False
+        self._starved = 0  # checks in a row for which even the smallest batch found no memory
+
+    def failed(self) -> None:
+        """A batch has failed, or begins and has not answered yet."""
+        self._failed = True
+
+    def answered(self) -> None:
+        self._failed, self._starved = False, 0
+
+    def check(self, run_smallest: Callable[[], object]) -> bool:
+        """To be called by `health`. Whether the last batch has answered. Raises `Unhealthy` where
+        the smallest batch fails. For lack of memory only after `STARVED_CHECKS`: other processes
+        may give it back, and where this one has leaked it, a new one has it."""
+        if not self._failed:
+            return True
+        try:
+            run_smallest()
+            return True
+        except OutOfMemory as error:
+            self._starved += 1
+            if self._starved >= STARVED_CHECKS:
+                raise Unhealthy(
+                    f"the smallest batch found no memory in {self._starved} checks: {error}"
+                ) from error
+            return False
+        except RunError as error:
+            raise Unhealthy(f"even the smallest batch fails: {error}") from error
 
 
 def sizes(max_size: int) -> tuple[int, ...]:

@@ -63,11 +63,24 @@ class BadRequest(HeadraceError):
     status, outcome, code = 400, "bad_request", "invalid_request"
 
 
-class TooManyTokens(BadRequest):
+class BadText(BadRequest):
+    """One of a request's texts, that with this index, cannot be read. `wrong`: why."""
+
+    def __init__(self, index: int, wrong: str):
+        super().__init__(f"input[{index}] {wrong}", param="input")
+        self.index, self.wrong = index, wrong
+
+    def named(self, name: str) -> BadText:
+        """This error, with the name that the text has in its request."""
+        self.message, self.param = f"{name} {self.wrong}", name.split("[", 1)[0]
+        return self
+
+
+class TooManyTokens(BadText):
     """A text is longer than its model takes. `count`: its number of tokens, or "at least N"."""
 
-    def __init__(self, message: str, count: str, *, param: str | None = None):
-        super().__init__(message, param=param)
+    def __init__(self, index: int, wrong: str, count: str):
+        super().__init__(index, wrong)
         self.count = count
 
 

@@ -82,6 +82,7 @@ class ModelOutline:
     runtime: str = ""  # as in its settings
     optional: bool = False  # readiness does not wait for it
     aliases: tuple[str, ...] = ()  # as in its settings
+    task: str = ""  # as in its settings
 
 
 STARTED = ("ready", "failed")  # the phases in which a start is over
@@ -165,6 +166,7 @@ class View:
     controller_ends: int = 0  # how often this registry has killed Serve's controller
     failures: dict[str, str] = field(default_factory=dict)  # why a model's latest start failed
     aliases: dict[str, str] = field(default_factory=dict)  # other names of models, to their own
+    tasks: dict[str, str] = field(default_factory=dict)  # by model, of those that were begun
 
 
 @dataclass(frozen=True, slots=True)

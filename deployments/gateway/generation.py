@@ -150,9 +150,8 @@ async def _ids(
         encoded = await services.tokenize(context.caller, tokenizer, texts)
     except errors.TooManyTokens as refusal:
         raise too_many(call, refusal, description) from None
-    except errors.BadRequest as refusal:
-        message = refusal.message.replace("input[", f"{call.param}[")
-        raise errors.BadRequest(message, param=call.param) from None
+    except errors.BadText as refusal:
+        raise refusal.named(f"{call.param}[{refusal.index}]") from None
     return [ids if text.strip() else [] for ids, text in zip(encoded, call.texts, strict=True)]
 
 

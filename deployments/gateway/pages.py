@@ -120,7 +120,7 @@ class Pages:
         if route.model is not None:
             name = self._models.name_of(route.model)
             if not who.may_see(name):
-                raise unknown_model(route.model)
+                raise self._models.missing(route.model)
             route = route._replace(model=name, alias=route.model if route.model != name else "")
         if route.endpoint == "repository_index":
             body = await exchange.body(_INDEX_LIMITS)

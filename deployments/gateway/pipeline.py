@@ -29,7 +29,6 @@ from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
 from deployments.gateway.http.protocols.tensors import Encoded
-from deployments.gateway.models.catalogue import unknown_model
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
@@ -266,7 +265,10 @@ class Pipeline:
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
         # 8. Lengths: tokenise texts, decode and resize images, off the event loop. Rows that are
         # too long for the model are refused.
-        tokens = None if texts is None else await self._tokens(texts, model, caller)
+        try:
+            tokens = None if texts is None else await self._tokens(texts, model, caller)
+        except errors.BadText as wrong:
+            raise wrong.named(codec.text_name(call, wrong.index)) from None
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
         work = _work_bytes(context, codec.row_count(call))
@@ -317,14 +319,14 @@ class Pipeline:
         return _AnsweredRows(description, rows, context.reused.answers, size)
 
     def _only(self, caller: Caller, codec: Codec | GenerationCodec) -> str:
-        """The model of a request that names none. Raises BadRequest unless there is one alone, and
-        NotReady where there may be one that has not been ready yet."""
-        kind, models = codec.kind_without_a_name, self._services.models
-        known = [d for d in models.descriptions if caller.tenant.may_use(d.name)]
-        names = [d.name for d in known if d.kind == kind]
-        if kind and not names and models.waiting_for:
+        """The model of a request that names none. Raises BadRequest unless one alone is declared,
+        and NotReady while that is not known."""
+        kind = codec.kind_without_a_name
+        names, more = self._services.models.of_kind(kind, caller.tenant.may_use)
+        if kind and more and len(names) < 2:
             raise errors.NotReady(
-                f"no model for {kind} is ready yet", retry_after_s=errors.NOT_READY_S
+                f"which models are for {kind} is not known yet; name one, or ask again",
+                retry_after_s=errors.NOT_READY_S,
             )
         if len(names) != 1:
             such = f"; those for {kind} are {', '.join(names) or 'none'}" if kind else ""
@@ -343,7 +345,7 @@ class Pipeline:
         services = self._services
         asked, name = name, services.models.name_of(name)
         if not caller.tenant.may_use(name, adapter):
-            raise unknown_model(f"{asked}:{adapter}" if adapter else asked)
+            raise services.models.missing(f"{asked}:{adapter}" if adapter else asked)
         under_rollout = name in services.models.routes
         assignment = self._rollouts.assignment(name, version) if under_rollout else None
         selection = ModelSelection(services.models, caller.tenant, name, version, assignment)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from deployments.contract.errors import BadRequest, TooManyTokens
+from deployments.contract.errors import BadText, TooManyTokens
 from deployments.preprocess.pairs import IdArray, Pairs
 
 _PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -196,19 +196,17 @@ class TextTokenizer:
 
     def _check_text(self, index: int, text: str) -> None:
         if len(text) > self.max_chars:
-            raise BadRequest(
-                f"input[{index}] has {len(text)} characters; a text may have at most "
-                f"{self.max_chars} (and {self.max_length} tokens)",
-                param="input",
+            raise BadText(
+                index,
+                f"has {len(text)} characters; a text may have at most {self.max_chars} (and "
+                f"{self.max_length} tokens)",
             )
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise BadRequest(
-                    f"input[{index}] is not valid Unicode: lone surrogate at character "
-                    f"{error.start}",
-                    param="input",
+                raise BadText(
+                    index, f"is not valid Unicode: lone surrogate at character {error.start}"
                 ) from None
 
     def _ids(self, texts: list[str]) -> list[IdArray]:
@@ -231,14 +229,12 @@ class TextTokenizer:
         if len(ids) > self.max_length:
             raise self._too_long(index, str(len(ids)))
         if not len(ids):
-            raise BadRequest(f"input[{index}] has no tokens", param="input")
+            raise BadText(index, "has no tokens")
         ids.setflags(write=False)
 
     def _too_long(self, index: int, length: str) -> TooManyTokens:
         return TooManyTokens(
-            f"input[{index}] has {length} tokens; this model takes at most {self.max_length}",
-            length,
-            param="input",
+            index, f"has {length} tokens; this model takes at most {self.max_length}", length
         )
 
     def statistics(self) -> CacheStatistics:

@@ -31,6 +31,7 @@ from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
 from deployments.process.replica_directory import directory_for
 from deployments.replica.groups import DescribedGroups, GroupReplicas
+from deployments.settings.model import ModelSettings
 
 _SAYS_S, _ANSWER_S = 5.0, 2.0  # between two messages to the autoscaler; to wait for an answer
 _REGISTRY_S = 4 * ANSWER_S  # the registry may ask Serve first, and receives a tokeniser
@@ -62,6 +63,7 @@ class ModelAnchor:
             written["runtime"],
             optional,
             tuple(written.get("aliases") or ()),
+            written.get("task") or ModelSettings.model_fields["task"].default,
         )
         self._generation: int = await self._until_answered(
             lambda: self._registry.begin.remote(self._name, OUTLINE.encode(outline))

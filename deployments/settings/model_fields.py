@@ -42,18 +42,28 @@ MAX_TIMEOUT_MS = 86_400_000  # that a model's settings may give its requests
 
 
 def _requirements(written: tuple[str, ...]) -> tuple[str, ...]:
-    """As they are. Raises an error for what is no requirement; options of pip are none."""
+    """As they are. Raises an error for what is no requirement (options of pip are none), and for a
+    package that is required twice where the same markers hold."""
     from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
 
+    places: dict[tuple[str, str], int] = {}
     for position, each in enumerate(written):
         try:
-            Requirement(each)
+            required = Requirement(each)
         except InvalidRequirement:
             raise wrong(
                 f"is {each!r}; must be a requirement such as xgboost==2.1.4 or "
                 "name @ https://host/name.whl (pip's options are in its environment)",
                 position,
             ) from None
+        key = canonicalize_name(required.name), str(required.marker)
+        if (first := places.setdefault(key, position)) != position:
+            raise wrong(
+                f"requires {required.name} a second time; must be one requirement with "
+                f"{written[first]!r}",
+                position,
+            )
     return written
 
 

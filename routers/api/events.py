@@ -96,7 +96,8 @@ class Reconfigure:
 
 @dataclass(frozen=True, slots=True)
 class CapacityExpected:
-    """While no replica runs: when one is expected to run. To be told again as time passes."""
+    """While no replica runs, or none that takes some length: when one is expected to. To be told
+    again as time passes."""
 
     in_s: float  # seconds from now; 0.0: unknown
 

@@ -21,7 +21,7 @@ from routers.core.controllers import Controllers
 from routers.policies.admission.lateness import has_place, is_over
 from routers.policies.admission.queue_ahead import QueueAhead
 from routers.policies.admission.queue_bound import BoundView, bound_reached
-from routers.policies.admission.types import ADMIT, LateWork, Newcomer
+from routers.policies.admission.types import ADMIT, Newcomer
 from routers.state.flows import Flow, Flows
 from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
 from routers.state.replicas import ReplicaSet
@@ -69,12 +69,13 @@ class Admission:
 
     @property
     def capacity_in_s(self) -> float:
-        """While no replica runs: seconds until one is expected to run, as last told; 0.0:
-        unknown."""
+        """While no replica runs, or none that takes some length: seconds until one is expected
+        to, as last told; 0.0: unknown."""
         return self._ahead.capacity_in_s
 
     def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs: seconds until one is expected to run; 0.0: unknown."""
+        """While no replica runs, or none that takes some length: seconds until one is expected
+        to; 0.0: unknown."""
         if in_s < self._ahead.capacity_in_s:
             self.rejections.clear()
         self._ahead.capacity_in_s = in_s
@@ -116,7 +117,7 @@ class Admission:
                 forecast_s = answer.forecast_s
             if (answer.refused or answer.late_by_s > 0.0) and each.verdicts.no():
                 if answer.refused:
-                    return Rejection(each.reason, self.queue_s())
+                    return Rejection(each.reason, self._queue_s(newcomer.capacity))
                 if answer.late_by_s > late_by_s:
                     late_by_s = answer.late_by_s
         if late_by_s > 0.0:
@@ -131,14 +132,14 @@ class Admission:
         request = tracked.request
         over_before_s = 0.0 if newcomer.capacity else self._over_before_capacity_s(newcomer, now)
         if over_before_s > 0.0:
-            rejection = Rejection(Reason.LATE, self.queue_s())
+            rejection = Rejection(Reason.LATE, self._queue_s(newcomer.capacity))
             self._cache_rejection(newcomer, over_before_s, rejection, now)
             return rejection
-        left_s, work_s = request.expires - now, self._waiting.late_s + tracked.cost_s
+        late = self._ahead.late_work(tracked, request.expires - now, is_new=True)
         if (
             is_over(request, self._settings, now)
             or not has_place(tracked.open, tracked.flow, self._waiting, self._settings)
-            or self.controllers.refuse_late(LateWork(work_s, left_s, newcomer.capacity, True), now)
+            or self.controllers.refuse_late(late, now)
         ):
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
             self._cache_rejection(newcomer, late_by_s, rejection, now)
@@ -146,8 +147,8 @@ class Admission:
         return None
 
     def _over_before_capacity_s(self, newcomer: Newcomer, now: float) -> float:
-        """While no replica runs: by how many seconds the request is over before one is expected;
-        0.0: not before, or unknown."""
+        """While no replica runs that takes it: by how many seconds the request is over before one
+        is expected; 0.0: not before, or unknown."""
         if not newcomer.capacity_in_s:
             return 0.0
         request = newcomer.tracked.request
@@ -160,9 +161,8 @@ class Admission:
         request = tracked.request
         if now < request.deadline or tracked.queued < tracked.open:
             return False
-        work_s = self._waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
-        left_s, capacity = request.expires - now, self._replicas.groups.capacity
-        return self.controllers.refuse_late(LateWork(work_s, left_s, capacity, False), now)
+        late = self._ahead.late_work(tracked, request.expires - now, is_new=False)
+        return self.controllers.refuse_late(late, now)
 
     # -- the rejection cache
 
@@ -202,20 +202,22 @@ class Admission:
         self, flow: Flow, edge: int, times: TimesLeft, now: float
     ) -> CachedRejection:
         """What `judge` would answer to one row of this bucket; changes nothing. For models
-        that generate, and while no replica runs, the answer is always that it may wait."""
+        that generate, and while no replica runs that takes the row, the answer is always that it
+        may wait."""
         groups = self._replicas.groups
         let_in = CachedRejection(times, 0.0, 0.0)
         if not groups.capacity or groups.reference.engine is not None:
             return let_in
         newcomer = self._ahead.found_by(self._hypothetical(flow, edge, times, now), now)
+        if not newcomer.capacity:
+            return let_in
         late_by_s = _late_by_s(newcomer)
         for each in self.controllers.on_arrival:
             if each.verdicts.acts:
                 late_by_s = max(late_by_s, each.judge(newcomer, now).late_by_s)
         if late_by_s <= 0.0:
             return let_in
-        work_s = self._waiting.late_s + newcomer.tracked.cost_s
-        late = LateWork(work_s, times.expires_s, groups.capacity, True)
+        late = self._ahead.late_work(newcomer.tracked, times.expires_s, is_new=True)
         if has_place(1, flow, self._waiting, self._settings) and not (
             self.controllers.would_refuse_late(late, now)
         ):
@@ -234,7 +236,10 @@ class Admission:
 
     def queue_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""
-        capacity = self._replicas.groups.capacity
+        return self._queue_s(self._replicas.groups.capacity)
+
+    def _queue_s(self, capacity: float) -> float:
+        """The same, of a request that finds so much capacity."""
         after_s = retry_after_s(self._waiting.seconds, capacity)
         return after_s if capacity else min(MAX_RETRY_S, max(after_s, self.capacity_in_s))
 

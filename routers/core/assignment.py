@@ -80,16 +80,16 @@ class Assignment:
 
     def may_preempt(self, now: float) -> bool:
         """Whether a place at a batch replica might be taken for what waits."""
-        urgent = self.requests.most_urgent()
-        return urgent is not None and self._gives_back(urgent, now) is not None
+        return self._gives_back(now) is not None
 
-    def _gives_back(self, urgent: int, now: float) -> ReplicaState | None:
-        """The replica that is preempted for rows of this priority; None: none, or it may take none
-        of them."""
-        replica = self.preemption.gives_back(self.sent, urgent, now)
-        lengths = None if replica is None else replica.group.lengths
-        if lengths is None or self.requests.waiting.on_time[urgent].seconds_in(lengths) > 0.0:
-            return replica
+    def _gives_back(self, now: float) -> ReplicaState | None:
+        """The replica that is preempted for the most urgent rows, or for less urgent ones where no
+        replica that takes the most urgent is preempted; None: none is."""
+        for lane in self.requests.waiting.on_time:
+            if lane.rows:
+                replica = self.preemption.gives_back(self.sent, lane.priority, now)
+                if replica is not None or not self.requests.groups.bounds:
+                    return replica
         return None
 
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
@@ -97,13 +97,13 @@ class Assignment:
         while a batch is due that leads because its priority had been passed over too long."""
         requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
-        while (urgent := requests.most_urgent()) is not None:
-            replica = self._gives_back(urgent, now)
-            if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
+        while (replica := self._gives_back(now)) is not None:
+            if requests.waiting.passed_over(ageing_s, now) is not None:
                 break
             if not self._preempt(replica, now, actions):
                 break
-        if urgent is not None and copies.settings.preempt_streams:
+        urgent = requests.most_urgent() if copies.settings.preempt_streams else None
+        if urgent is not None:
             lease = self.preemption.stops(self.sent, urgent, now)
             if lease is not None:
                 lease.recall()
@@ -154,7 +154,8 @@ class Assignment:
         """Open the lease, append its `Dispatch`, pay for it and watch it."""
         copies = self.copies
         replica_id = replica.spec.replica_id
-        urgent = self.requests.most_urgent() if batch.rank > _MAX_URGENT else None
+        lengths = replica.group.lengths
+        urgent = self.requests.most_urgent(lengths) if batch.rank > _MAX_URGENT else None
         preemptible = urgent is None or batch.rank[:2] <= (0, urgent)
         lease = copies.leases.sign(replica, batch, now, preemptible=preemptible)
         replica.group.took(batch.predicted_s, batch.edge)

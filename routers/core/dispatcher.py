@@ -100,7 +100,9 @@ class Dispatcher:
             Affinity(),
             self._silence,
             PREEMPTIONS[settings.policies.preemption](),
-            PreemptionView(self._replicas.preemptible, self._leases.streams),
+            PreemptionView(
+                self._replicas.preemptible, self._leases.streams, self._requests.waiting
+            ),
         )
         self._state = State(
             self._requests,

@@ -21,6 +21,7 @@ from routers.core.admission import Admission, Rejection
 from routers.core.arrivals import Arrivals
 from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
+from routers.estimates.groups import LengthRange
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
 from routers.policies.admission.queue_bound import BoundView, max_rows
 from routers.policies.batching.view import QueueView
@@ -182,10 +183,11 @@ class RequestTable:
         """Capacity of the largest running replica; 0 while none runs."""
         return self._replicas.largest
 
-    def most_urgent(self) -> int | None:
-        """The most urgent priority that has on-time rows waiting; None: no row waits on time."""
+    def most_urgent(self, lengths: LengthRange | None = None) -> int | None:
+        """The most urgent priority that has on-time rows of these lengths (None: any) waiting;
+        None: no such row waits on time."""
         for lane in self.waiting.on_time:
-            if lane.rows:
+            if lane.rows and (lengths is None or lane.seconds_in(lengths) > 0.0):
                 return lane.priority
         return None
 

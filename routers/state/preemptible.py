@@ -7,21 +7,21 @@ replica changes, O(1) where a stream begins or ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
+from routers.estimates.groups import ReplicaGroup
 from routers.state.replica_state import Lease, PreemptionEntry, ReplicaState
 
-_SLACK = 32  # stale entries allowed before the heap is compacted
+_SLACK = 32  # stale entries allowed before a heap is compacted
 
 
 class PreemptibleReplicas:
-    """Full batch replicas, ordered by the standing of the lease that each would return, the least
-    urgent first."""
+    """Full batch replicas by group, ordered by the standing of the lease that each would return,
+    the least urgent first."""
 
     def __init__(self) -> None:
-        self._heap: list[PreemptionEntry] = []
-        self._count = 0
+        self._heaps: dict[ReplicaGroup, _Heap] = {}
         self._pushed = 0
 
     def place(self, replica: ReplicaState) -> None:
@@ -31,29 +31,53 @@ class PreemptibleReplicas:
         entry = replica.preemption_entry
         if lease is None:
             if entry is not None:
-                self._count -= 1
+                self._heaps[replica.group].count -= 1
                 replica.preemption_entry = None
             return
+        heap = self._heaps.get(replica.group)
+        if heap is None:
+            heap = self._heaps[replica.group] = _Heap()
         late, priority = lease.batch.rank[:2]
         if entry is not None:
             if entry[:2] == (-late, -priority):
                 return
-            self._count -= 1
+            heap.count -= 1
         self._pushed += 1
-        self._count += 1
+        heap.count += 1
         replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
-        heappush(self._heap, entry)
-        if len(self._heap) > 2 * self._count + _SLACK:
-            self._heap = [each for each in self._heap if _is_valid(each)]
-            heapify(self._heap)
+        heap.push(entry)
 
-    def least_urgent(self) -> ReplicaState | None:
-        """The replica that would return the least urgent batch; None where none would return
-        one."""
-        heap = self._heap
-        while heap and not _is_valid(heap[0]):
-            heappop(heap)
-        return heap[0][3] if heap else None
+    def least_urgent(
+        self, counts: Callable[[ReplicaGroup], bool] | None = None
+    ) -> ReplicaState | None:
+        """The replica that would return the least urgent batch, of the groups that count (None:
+        all); None where none would return one."""
+        least: PreemptionEntry | None = None
+        for group, heap in self._heaps.items():
+            entry = heap.first() if counts is None or counts(group) else None
+            if entry is not None and (least is None or entry[:3] < least[:3]):
+                least = entry
+        return None if least is None else least[3]
+
+
+class _Heap:
+    """The entries of one group's replicas; `count` of them are valid."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._entries: list[PreemptionEntry] = []
+
+    def push(self, entry: PreemptionEntry) -> None:
+        heappush(self._entries, entry)
+        if len(self._entries) > 2 * self.count + _SLACK:
+            self._entries = [each for each in self._entries if _is_valid(each)]
+            heapify(self._entries)
+
+    def first(self) -> PreemptionEntry | None:
+        entries = self._entries
+        while entries and not _is_valid(entries[0]):
+            heappop(entries)
+        return entries[0] if entries else None
 
 
 def _is_valid(entry: PreemptionEntry) -> bool:

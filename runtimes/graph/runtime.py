@@ -62,7 +62,7 @@ class GraphRuntime(ABC):
         self._options = options
         self._engine: Engine | None = None
         self._signature: Signature | None = None
-        self._failed = False
+        self._last = warmup.LastRun()
 
     @abstractmethod
     def _open(self) -> Engine:
@@ -98,9 +98,9 @@ class GraphRuntime(ABC):
         begin = perf_counter()
         arrays, longest = dense.feed(batch, signature)
         times.pad_s = perf_counter() - begin
-        self._failed = True  # until it has answered
+        self._last.failed()  # until it has answered
         found = engine.infer(arrays, wanted, times)
-        self._failed = False
+        self._last.answered()
         begin = perf_counter()
         specs = {spec.name: spec for spec in signature.limits.outputs}
         outputs = {
@@ -112,18 +112,14 @@ class GraphRuntime(ABC):
 
     def health(self) -> None:
         """Raises `Unhealthy` when nothing is loaded, or when after a failed batch the smallest
-        possible one fails too; not for lack of memory, which a new process would lack too."""
+        possible one fails too, see `LastRun`."""
         if self._engine is None:
             raise Unhealthy("the model is not loaded")
-        if not self._failed:
-            return
+        self._last.check(self._run_smallest)
+
+    def _run_smallest(self) -> None:
         limits = self.limits()
-        try:
-            self.run(warmup.batch(limits, 1, probe_lengths(limits, self._smallest_edge())[1]))
-        except OutOfMemory:
-            return
-        except RunError as error:
-            raise Unhealthy(f"even the smallest batch fails: {error}") from error
+        self.run(warmup.batch(limits, 1, probe_lengths(limits, self._smallest_edge())[1]))
 
     def close(self) -> None:
         engine, self._engine, self._signature = self._engine, None, None

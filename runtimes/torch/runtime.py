@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtimes import errors, host, options, rows, warmup
-from runtimes.errors import LoadError, RuntimeFault, Unhealthy
+from runtimes.errors import LoadError, OutOfMemory, RuntimeFault, Unhealthy
 from runtimes.source import SourceKind, inspect
 from runtimes.torch import batch as torch_batch
 from runtimes.torch.options import TorchOptions
@@ -49,6 +49,7 @@ class TorchRuntime:
         self._model: TorchModel | None = None
         self._runner: Runner | None = None
         self._lost = ""
+        self._last = warmup.LastRun()
         self._putting = threading.Lock()
         self._prefetched: tuple[Batch, _Put] | None = None
 
@@ -99,6 +100,10 @@ class TorchRuntime:
         except Unhealthy as fault:
             self._lost = str(fault)
             raise
+        except OutOfMemory:
+            self._last.failed()
+            raise
+        self._last.answered()
         begin = time.perf_counter()
         outputs = {
             name: torch_batch.cut(array, name, batch, model)
@@ -123,6 +128,12 @@ class TorchRuntime:
         self._loaded()
         if self._lost:
             raise Unhealthy(self._lost)
+        self._last.check(self._run_smallest)
+
+    def _run_smallest(self) -> None:
+        limits = self.limits()
+        edge = min(self._settings.edges, default=1)
+        self.run(warmup.batch(limits, 1, min(edge, limits.max_length or edge)))
 
     def close(self) -> None:
         model, runner, self._model, self._runner = self._model, self._runner, None, None

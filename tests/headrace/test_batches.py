@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -168,6 +170,21 @@ def test_answers_are_copies_of_what_the_class_may_use_again():
     found = checked({"v": own})
     own[:] = 7
     assert values(found, "v")[0] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_answers_are_copied_once(listed):
+    own = np.zeros((4, 1 << 18), np.float32)
+    given = {"v": list(own) if listed else own}
+    declared = Declared({}, {"v": TensorType.parsed("FP32[?]", "v")})
+    tracemalloc.start()
+    try:
+        found = answer(given, declared, 4, ("v",))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not np.shares_memory(found.outputs["v"][0], own)
+    assert peak < 1.5 * own.nbytes
 
 
 def test_row_fails_where_only_an_output_that_nobody_asked_for_says_so():

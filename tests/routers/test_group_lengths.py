@@ -214,6 +214,27 @@ def test_urgent_long_rows_take_no_place_at_a_small_replica(two):
     assert urgent.rows == ((4, 0),)
 
 
+def test_urgent_long_rows_take_the_place_of_what_is_staged_where_they_may_run(two):
+    """Though what is staged at the small replica is less urgent still."""
+    core = two(slots=2, max_size=1)
+    for request, (length, priority) in enumerate([(LONG, 1), (SHORT, 1), (LONG, 1), (SHORT, 2)]):
+        core.arrive(request, length, priority=priority)
+    assert len(core.open) == 4
+    (urgent,) = sent(core.arrive(9, LONG, priority=0))
+    assert (urgent.replica_id, urgent.rows) == ("large_1", ((9, 0),))
+
+
+def test_rows_take_places_while_more_urgent_ones_wait_for_a_group_that_is_away(two):
+    core = two("small_1", slots=2, max_size=1)
+    assert not sent(core.arrive(0, LONG, priority=0))
+    core.arrive(1, SHORT, priority=2)
+    core.arrive(2, SHORT, priority=2)
+    assert len(core.open) == 2
+    (urgent,) = sent(core.arrive(3, SHORT, priority=1))
+    assert urgent.rows == ((3, 0),)
+    core.step(listed("small_1", "large_1"))
+
+
 # ---- admission -----------------------------------------------------------------------------------
 
 
@@ -223,8 +244,12 @@ def test_long_rows_are_let_in_as_with_no_replica_while_none_takes_them(two):
         assert not [each for each in core.arrive(request, LONG) if isinstance(each, Reject)]
     core.step(CapacityExpected(60.0))
     actions = core.arrive(99, LONG, slo_s=1.0, timeout_s=2.0)
-    assert [each.reason for each in actions if isinstance(each, Reject)] == [Reason.LATE]
+    refused = [each for each in actions if isinstance(each, Reject)]
+    assert [(each.reason, each.retry_after_s) for each in refused] == [(Reason.LATE, 60.0)]
     assert sent(core.arrive(100, SHORT, slo_s=1.0, timeout_s=2.0))
+    core.step(listed("small_1", "large_1"))
+    actions = core.arrive(101, LONG, slo_s=1.0, timeout_s=2.0)
+    assert not [each for each in actions if isinstance(each, Reject)]
 
 
 def test_a_long_row_is_judged_by_the_replicas_that_take_it(two):
@@ -238,6 +263,16 @@ def test_a_long_row_is_judged_by_the_replicas_that_take_it(two):
     live = core.dispatcher._requests.live
     assert live[2].late
     assert not any(live[request].late for request in (3, 4) if request in live)
+
+
+def test_late_long_rows_wait_only_if_the_replicas_that_take_them_may_get_to_them(two):
+    """7 s of them, for idle moments of one large replica in 10 s, whatever nine small ones do."""
+    core = two("large_1", *(f"small_{n}" for n in range(9)), max_size=1)
+    for request, length, is_let_in in ((1, SHORT, True), (2, LONG, False)):
+        actions = core.arrive(request, *[length] * 600, slo_s=0.0, timeout_s=10.0)
+        refused = [each.reason for each in actions if isinstance(each, Reject)]
+        assert refused == ([] if is_let_in else [Reason.LATE])
+        core.cancel(request)
 
 
 def test_urgent_long_rows_make_no_short_one_late(two):

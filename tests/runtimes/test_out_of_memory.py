@@ -19,9 +19,10 @@ from deployments.replica.device import run_bisected
 from deployments.replica.device_memory import MemoryCap, gpus_of, read
 from runtimes import warmup
 from runtimes.cuda import CudaMemory
+from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.graph.runtime import GraphRuntime
-from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, StageTimes, TensorSpec
+from runtimes.types import Batch, Limits, Ragged, RowShapes, RuntimeSettings, StageTimes, TensorSpec
 
 WIDTH = 64
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -43,7 +44,7 @@ def test_batch_that_torch_cannot_allocate_is_answered_in_halves(tmp_path):
     class Allocator(TorchDispatchMode):
         """Has `tokens` rows of the table's width for what one operation returns."""
 
-        tokens = 64
+        tokens = 64.0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             made = func(*args, **(kwargs or {}))
@@ -83,7 +84,45 @@ def test_batch_that_torch_cannot_allocate_is_answered_in_halves(tmp_path):
     for row, one in zip(rows_of(again.outputs[name]), alone, strict=True):
         np.testing.assert_array_equal(row, rows_of(one.outputs[name])[0])
     runtime.health()
+    Allocator.tokens = 0.5  # too few for a single token
+    with Allocator():
+        assert run_bisected(runtime, ids_of(2)).errors
+        for _ in range(warmup.STARVED_CHECKS - 1):
+            runtime.health()
+        with pytest.raises(Unhealthy, match="out of memory"):
+            runtime.health()
+    assert not run_bisected(runtime, ids_of(2)).errors
+    runtime.health()
     runtime.close()
+
+
+def test_rows_of_shapes_without_memory_are_well_for_a_minute():
+    class Starved:
+        """Has no memory, and no shape but (2, 2)."""
+
+        def limits(self) -> Limits:
+            return Limits((TensorSpec("x", "FP32", (-1, -1, -1)),), ())
+
+        def run(self, batch: Batch) -> Any:
+            shapes = batch.inputs["x"].shapes
+            raise OutOfMemory("none") if shapes == ((2, 2),) else RunError("broken")
+
+        def load(self) -> None:
+            pass
+
+        def health(self) -> None:
+            self.run(warmup.batch(self.limits(), 1, 1))
+
+    wanted = RowShapes("x", ((4, (2, 2)),))
+    settings = RuntimeSettings("m", "torch", None, Path("unused"), row_shapes=wanted)
+    made = EqualShapes(Starved(), settings)  # type: ignore[arg-type]
+    made.load()
+    with pytest.raises(OutOfMemory):
+        made.run(warmup.batch(made.limits(), 1, 4))
+    for _ in range(warmup.STARVED_CHECKS - 1):
+        made.health()
+    with pytest.raises(Unhealthy, match="none"):
+        made.health()
 
 
 def test_batch_that_onnx_runtimes_arena_cannot_hold_is_the_batchs_fault(tmp_path):
@@ -166,8 +205,8 @@ def test_model_that_does_not_fit_is_told_when_it_is_loaded():
         full.load()
 
 
-def test_device_without_memory_is_well():
-    """A new process would find no more."""
+def test_device_without_memory_is_well_for_a_minute():
+    """What took it may give it back; where this process has leaked it, a new one has it."""
     from runtimes.openvino.runtime import OpenVINOOptions
 
     made = Full(RuntimeSettings("m", "openvino", None, Path("unused")), OpenVINOOptions())
@@ -180,6 +219,13 @@ def test_device_without_memory_is_well():
 
     made._engine = SimpleNamespace(infer=infer)  # type: ignore[assignment]
     made._signature = Signature(LIMITS, {}, None)
+    with pytest.raises(OutOfMemory):
+        made.run(ids_of(4))
+    for _ in range(warmup.STARVED_CHECKS - 1):
+        made.health()
+    with pytest.raises(Unhealthy, match=f"no memory in {warmup.STARVED_CHECKS} checks: none"):
+        made.health()
+    made._last.answered()
     with pytest.raises(OutOfMemory):
         made.run(ids_of(4))
     made.health()

@@ -52,6 +52,9 @@ class ModelOutlook:
 
     may_sleep: bool = False  # it may have no replicas; then a request wakes it
     wakes: bool = False  # nothing runs, and a request would start a replica
+    # The longest row that a group takes which may have no replicas, and which such rows wake; 0:
+    # there is no such group.
+    wakes_up_to: int = 0
     ready_in_s: float = 0.0  # p90, until a replica that starts now or has begun to will serve
     targets: Mapping[str, int] = field(default_factory=dict)  # replicas, by group
     wanted: Mapping[str, int] = field(default_factory=dict)  # replicas, by group

@@ -312,6 +312,7 @@ class Registry:
             self.controller_ends,
             failures(self.progress.values()),
             self._aliases(live),
+            {name: each.task for name, each in self.outlines.items() if not is_canary(name)},
         )
 
     def _aliases(self, live: Mapping[str, ModelDescription]) -> dict[str, str]:

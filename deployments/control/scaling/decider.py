@@ -239,6 +239,8 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
 
 # ---- what gateways and operators are told --------------------------------------------------------
 
+ANY_LENGTH = 1 << 62  # longer than any row
+
 
 def outlook(
     terms: ModelTerms,
@@ -254,11 +256,19 @@ def outlook(
     held = decision.reason in (Reason.FROZEN, Reason.MANUAL) and decision.groups
     held_at_none = held and not any(each.target for each in decision.groups)
     may_sleep = terms.may_sleep and not decision.observed and not held_at_none
+    targets = {each.name: each.target for each in decision.groups}
+    holds = decision.reason in (Reason.FROZEN, Reason.MANUAL, Reason.FIXED)
+    waking = [
+        ANY_LENGTH if group.max_length is None else group.max_length
+        for group in terms.groups
+        if group.min == 0 < group.max and not (holds and not targets.get(group.name))
+    ]
     return ModelOutlook(
         may_sleep=may_sleep,
         wakes=may_sleep and not any(each.hot or each.starting for each in runs),
+        wakes_up_to=0 if decision.observed else max(waking, default=0),
         ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
-        targets={each.name: each.target for each in decision.groups},
+        targets=targets,
         wanted={each.name: each.wanted for each in decision.groups},
         starting=starting,
         reason=decision.reason.value,

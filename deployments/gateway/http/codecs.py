@@ -65,10 +65,11 @@ _BRACKETS = 3  # and around that of a token
 
 class Codec(Protocol):
     """`names_tensors`: its requests or answers name the model's tensors. `kind_without_a_name`: of
-    the model that a request means which names none. `split` gets what the call's texts or images
-    became, by `Codec.texts` and `Codec.images`, and the model's tokeniser; `row_count`: how many
-    rows it will make, about. `answer_size` raises BadRequest for an answer over a bound; `answers`:
-    once they are there. `pieces`: as `encode`, of a large one."""
+    the model that a request means which names none. `text_name`: what the body calls one of the
+    texts. `split` gets what the call's texts or images became, by `Codec.texts` and `Codec.images`,
+    and the model's tokeniser; `row_count`: how many rows it will make, about. `answer_size` raises
+    BadRequest for an answer over a bound; `answers`: once they are there. `pieces`: as `encode`, of
+    a large one."""
 
     label: str
     names_tensors: bool
@@ -76,6 +77,7 @@ class Codec(Protocol):
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any, d: ModelDescription) -> list[str] | None: ...
+    def text_name(self, call: Any, index: int) -> str: ...
     def images(self, call: Any, d: ModelDescription) -> list[EncodedImage] | None: ...
     def row_count(self, call: Any) -> int: ...
     def split(
@@ -109,6 +111,9 @@ class InferCodec:
 
     def texts(self, call: InferCall, d: ModelDescription) -> list[str] | None:
         return None
+
+    def text_name(self, call: InferCall, index: int) -> str:
+        return f"inputs[{index}]"
 
     def images(self, call: InferCall, d: ModelDescription) -> list[EncodedImage] | None:
         return encoded_images(call, d)
@@ -172,6 +177,9 @@ class PredictCodec:
     def texts(self, call: Any, d: ModelDescription) -> list[str] | None:
         return None
 
+    def text_name(self, call: Any, index: int) -> str:
+        return f"instances[{index}]"
+
     def images(self, call: Any, d: ModelDescription) -> None:
         return None
 
@@ -222,6 +230,9 @@ class EmbeddingsCodec:
 
     def texts(self, call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
         return embeddings.prompted(call, d)
+
+    def text_name(self, call: EmbeddingsCall, index: int) -> str:
+        return f"{self.parameter}[{index}]"
 
     def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
         return None
@@ -394,6 +405,9 @@ class ClassifyCodec:
     def texts(self, call: ClassifyCall, d: ModelDescription) -> list[str] | None:
         return call.texts
 
+    def text_name(self, call: ClassifyCall, index: int) -> str:
+        return f"instances[{index}]"
+
     def images(self, call: ClassifyCall, d: ModelDescription) -> list[EncodedImage] | None:
         classify.check(call, d)
         return None if call.images is None else list(call.images)
@@ -459,6 +473,9 @@ class PairsCodec:
 
     def texts(self, call: rerank.PairsCall, d: ModelDescription) -> list[str]:
         return rerank.prompted(call, d)
+
+    def text_name(self, call: rerank.PairsCall, index: int) -> str:
+        return rerank.text_name(call, index)
 
     def images(self, call: rerank.PairsCall, d: ModelDescription) -> None:
         return None

@@ -87,6 +87,7 @@ _WATCH_S = 5.0  # how long the registry may hold a question until there is somet
 _BLOB_S = 30.0  # most time that a tokeniser takes to arrive: some megabytes
 _LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5  # after which a failed step is tried again
+_UNKNOWN = ModelOutlook()
 _SHOWN_CHARACTERS = 100  # of a caller's own words in an error
 logger = logging.getLogger("headrace.catalogue")
 
@@ -160,6 +161,7 @@ class Catalogue:
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self.aliases: dict[str, str] = {}  # other names of models, to their own
+        self._tasks: dict[str, str] = {}
         self._optional: frozenset[str] = frozenset()
         self._failures: Mapping[str, str] = {}
         self._awaited: set[str] | None = None  # declared at the start, and not seen ready since
@@ -202,12 +204,7 @@ class Catalogue:
                     f"model {name} {self.why_not_ready(name)}",
                     retry_after_s=self._ready_in_s(name),
                 )
-            if not self._all_known:
-                raise errors.NotReady(
-                    f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
-                    retry_after_s=errors.NOT_READY_S,
-                )
-            raise unknown_model(name)
+            raise self.missing(name)
         if version is not None and version != model.description.version:
             raise errors.NotFound(
                 f"model {name} has no version {version[:_SHOWN_CHARACTERS]!r}; "
@@ -218,6 +215,28 @@ class Catalogue:
             failed = f"{gone} and {self.why_not_ready(name)}" if name in self._failures else gone
             raise errors.NotReady(failed, retry_after_s=self._ready_in_s(name))
         return model
+
+    def missing(self, name: str) -> errors.HeadraceError:
+        """The error for a name that no model has which the caller may use. NotReady while it may
+        yet turn out to be another name of one."""
+        if self._all_known:
+            return unknown_model(name)
+        return errors.NotReady(
+            f"whether there is a model {name[:_SHOWN_CHARACTERS]!r} is not known yet",
+            retry_after_s=errors.NOT_READY_S,
+        )
+
+    def of_kind(self, kind: str, may_use: Callable[[str], bool]) -> tuple[list[str], bool]:
+        """The declared models of this kind that the caller may use, ready or not; and whether
+        others may turn out to be of it, because nobody has described them yet."""
+        names, more = [], not self._all_known
+        for name in sorted(filter(may_use, self._declared)):
+            served, task = self._served.get(name), self._tasks.get(name, "")
+            if kind == (task if served is None else served.description.kind):
+                names.append(name)
+            elif served is None:  # of one that embeds only its files tell
+                more |= not task or (task == "embed" and kind in ("sparse", "tokens"))
+        return names, more
 
     def name_of(self, asked: str) -> str:
         """A model's own name, from what a caller calls it: that, or one of its aliases."""
@@ -331,10 +350,23 @@ class Catalogue:
         """Take in what the autoscaler said of the models `age_s` seconds ago."""
         self.outlooks = outlooks
         for name, served in self._served.items():
-            # Not for a model that must run: its connection may be back before a new replica is.
-            expected = self._may_sleep(name) and not served.replicas
-            in_s = outlooks[name].ready_in_s - age_s if expected else 0.0
-            served.queue.expect_capacity(max(0.0, in_s))
+            # Not for what must run: its connection may be back before a new replica is.
+            outlook, queue = outlooks.get(name, _UNKNOWN), served.queue
+            wakes = queue.replicas and queue.strands(outlook.wakes_up_to)
+            expected = wakes or (outlook.may_sleep and not queue.replicas)
+            queue.expect_capacity(max(0.0, outlook.ready_in_s - age_s) if expected else 0.0)
+
+    def _check_stranded(self, name: str, longest: int, for_s: float) -> None:
+        """Rows for which only other replicas run wait as if none ran: for a while, or as long as
+        they like for a group that they wake. Else raises NotReady."""
+        if for_s < HOLD_S or longest <= self.outlooks.get(name, _UNKNOWN).wakes_up_to:
+            return
+        failed = f" and {self.why_not_ready(name)}" if name in self._failures else ""
+        raise errors.NotReady(
+            f"model {name} has no running replica at the moment that takes a row of length "
+            f"{longest}{failed}",
+            retry_after_s=self._ready_in_s(name),
+        )
 
     # ---- following ------------------------------------------------------------------------
 
@@ -352,6 +384,7 @@ class Catalogue:
         self.routes = view.rollouts if view.complete else {**self.routes, **view.rollouts}
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         self.aliases = view.aliases if view.complete else {**self.aliases, **view.aliases}
+        self._tasks = view.tasks if view.complete else {**self._tasks, **view.tasks}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
         self._failures = view.failures if view.complete else {**self._failures, **view.failures}
@@ -433,6 +466,7 @@ class Catalogue:
         if self.decisions is not None:
             served.log_decisions(self.decisions)
         served.queue.on_crossing = lambda: self.on_crossing()
+        served.queue.on_stranded = lambda *longest: self._check_stranded(name, *longest)
         served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
         served.on_live = lambda: self.on_change()
 

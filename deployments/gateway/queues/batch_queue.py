@@ -266,11 +266,13 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         """Queue a request whose rows were parsed under `terms`.
 
         The request's future gets the row answers, in order, or the error. Raises the error of an
-        immediate rejection, and NotReady where the live version does not take these rows.
+        immediate rejection, and NotReady where the live version does not take these rows, or no
+        replica that runs has for some time.
         """
         if not self.terms.take(terms):
             raise changed()
         now = clock()
+        self._check_taken(rows.lengths, demand, now)
         request = self._request(rows.lengths, terms, demand, now)
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()

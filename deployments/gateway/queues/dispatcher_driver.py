@@ -168,6 +168,9 @@ class DispatcherDriver(Generic[P]):
 
         # Called when the first replica can be reached, at the start and each time after none could.
         self.on_reached: Callable[[], None] = _do_nothing
+        # Called with a request's longest row while replicas can be reached, but none that takes it,
+        # and with the seconds since that began; raises the refusal, where the request may not wait.
+        self.on_stranded: Callable[[int, float], None] = lambda longest, for_s: None
         # False: while no replica can be reached, what waits and what comes is refused.
         self.keeps_unreached = True
 
@@ -185,6 +188,9 @@ class DispatcherDriver(Generic[P]):
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._pending: dict[int, P] = {}  # by request id
+        # Of the first request that no replica took which can be reached, until one takes it: when
+        # it came, and its longest row.
+        self._stranded: tuple[float, int] | None = None
         self._decision_planned = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -274,8 +280,27 @@ class DispatcherDriver(Generic[P]):
         self._signal_crossing()
 
     def expect_capacity(self, in_s: float) -> None:
-        """While no replica runs: seconds until one is expected to run; 0.0: unknown."""
+        """While no replica runs, or none that takes some length: seconds until one is expected to;
+        0.0: unknown."""
         self._step(CapacityExpected(in_s), clock())
+
+    def strands(self, length: int) -> bool:
+        """Whether replicas can be reached, but none that takes rows of this length."""
+        return self._dispatcher.strands((length,))
+
+    def _check_taken(self, lengths: tuple[int, ...], demand: QueueRequest, now: float) -> None:
+        """Raises what `on_stranded` raises, and counts the request as offered all the same."""
+        if not self._dispatcher.strands(lengths):
+            return
+        longest = max(lengths)
+        if self._stranded is None:
+            self._stranded = now, longest
+        try:
+            self.on_stranded(longest, now - self._stranded[0])
+        except errors.HeadraceError:
+            refused = RefusedUnread(demand.tenant, demand.priority, Reason.CLOSED, demand.is_first)
+            self._step(refused, now)
+            raise
 
     def _request(
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: QueueRequest, now: float
@@ -334,6 +359,8 @@ class DispatcherDriver(Generic[P]):
         before, self.replicas = self.replicas, len(reached)
         now = clock()
         self._step(Replicas(reached), now)
+        if self._stranded is not None and not self.strands(self._stranded[1]):
+            self._stranded = None
         if reached and not before:
             self.on_reached()
         if self.keeps_unreached:

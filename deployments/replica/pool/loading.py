@@ -60,6 +60,7 @@ class LoadedModel:
     version: str
     size_bytes: int
     load_s: float  # that loading took
+    on_gpu: bool = True  # whether it takes a GPU's memory, and `size_bytes` of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +207,16 @@ class ModelLoader:
         except BaseException:
             runtime.close()
             raise
-        grown = _resident_bytes() - before
-        if runtime.limits().device != "cpu" and (now := self._on_gpus()) and on_gpus:
-            grown = device_memory.growth(on_gpus, now)
+        grown, now, on_gpu = _resident_bytes() - before, self._on_gpus(), False
+        if now is not None and on_gpus is not None:
+            taken = device_memory.growth(on_gpus, now)
+            # A class of one's own may run there, and does not say so.
+            hidden = bool(start.settings.entry) and now.own is not None and taken > 0
+            on_gpu = hidden or runtime.limits().device != "cpu"
+            grown = taken if on_gpu else grown
         size = max(grown, artifact_bytes(settings, self.cache_dir))
         took_s = time.perf_counter() - began
-        return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
+        return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s, on_gpu)
 
     def _on_gpus(self) -> DeviceMemory | None:
         if self.gpus is None:

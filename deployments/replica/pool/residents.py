@@ -52,9 +52,9 @@ def _key(model: PoolModel | LoadedModel) -> Key:
 
 
 class Residents:
-    """Owns all models in this process. `memory_bytes`: bound on all that is loaded; what other
-    processes leave of the GPUs, if that is less. `on_change` is called when the set of served
-    models changes."""
+    """Owns all models in this process. `memory_bytes`: bound on all that is loaded. Those that use
+    the GPUs are also bound to what other processes leave of them. `on_change` is called when the
+    set of served models changes."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Residents:
         self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # warm, longest unused first
         self._failed: dict[str, _FailedLoad] = {}
         self._sizes: dict[Key, int] = {}
+        self._on_gpu: dict[Key, bool] = {}  # of models that came, whether they use the GPUs
         self._news = asyncio.Event()  # set when there may be something to do
 
     # ---- what is asked ------------------------------------------------------------------------
@@ -119,8 +120,10 @@ class Residents:
     @property
     def free_bytes(self) -> int:
         """Room for further models; below 0 if other processes have left less than is held. Warm
-        models that are not served would make way."""
-        return self._bound_bytes - self._served_bytes()
+        models that are not served would make way. The GPUs count once a model has come that uses
+        them."""
+        served = [held.loaded for held in [*self._held.values(), *self._leaving]]
+        return self._room(served, on_gpu=any(self._on_gpu.values()))[0]
 
     def key_of(self, member: str) -> bytes:
         """What a gateway must know to connect. Raises LookupError if the member is gone."""
@@ -185,12 +188,14 @@ class Residents:
 
     async def _take_in(self, model: PoolModel) -> None:
         loaded = self._kept.pop(_key(model), None)
+        self._on_gpu.setdefault(_key(model), _may_use_gpus(model))
         if loaded is None:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
             loaded = await self._load(model)
             self._sizes[_key(model)] = loaded.size_bytes
+            self._on_gpu[_key(model)] = loaded.on_gpu
         try:
             await self._make_room(model, loaded.size_bytes)
             resident = await self._loading.serve(model, loaded)
@@ -215,7 +220,8 @@ class Residents:
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""
-        while self._used_bytes() + size_bytes > self._bound_bytes:
+        on_gpu = self._on_gpu[_key(model)]
+        while (room := self._room(self._loaded(), on_gpu=on_gpu))[0] < size_bytes:
             if self._kept:
                 await self._free_oldest()
             elif self._leaving:
@@ -223,12 +229,10 @@ class Residents:
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
                 )
             else:
-                bound, whose = self._bound_bytes, "scaling.pool.memory_mib"
-                if bound < self._memory_bytes:
-                    whose = "what other processes leave of its GPUs"
+                free, bound, whose = room
                 raise LoadError(
                     f"model {model.name} takes {_mib(size_bytes)} MiB, and of this pool replica's "
-                    f"{_mib(bound)} MiB ({whose}) {_mib(bound - self._used_bytes())} are free"
+                    f"{_mib(bound)} MiB ({whose}) {_mib(free)} are free"
                 )
 
     def _fail(self, model: PoolModel, fault: Exception) -> None:
@@ -271,17 +275,20 @@ class Residents:
 
     # ---- what there is ------------------------------------------------------------------------
 
-    @property
-    def _bound_bytes(self) -> int:
-        if self._device is None:
-            return self._memory_bytes
-        return min(self._memory_bytes, self._device.total - others_bytes(self._device))
+    def _loaded(self) -> list[LoadedModel]:
+        held = [*self._held.values(), *self._leaving]
+        return [*(each.loaded for each in held), *self._kept.values()]
 
-    def _served_bytes(self) -> int:
-        return sum(held.loaded.size_bytes for held in [*self._held.values(), *self._leaving])
-
-    def _used_bytes(self) -> int:
-        return self._served_bytes() + sum(loaded.size_bytes for loaded in self._kept.values())
+    def _room(self, loaded: Sequence[LoadedModel], *, on_gpu: bool) -> tuple[int, int, str]:
+        """Bytes beside these models, for one that uses the GPUs or not; of how many, and whose
+        they are."""
+        bound = self._memory_bytes
+        rooms = [(bound - sum(m.size_bytes for m in loaded), bound, "scaling.pool.memory_mib")]
+        if on_gpu and self._device is not None:
+            bound = self._device.total - others_bytes(self._device)
+            free = bound - sum(m.size_bytes for m in loaded if m.on_gpu)
+            rooms.append((free, bound, "what other processes leave of its GPUs"))
+        return min(rooms, key=lambda room: room[0])
 
     def _reports(self) -> list[ResidentReport]:
         found = [_report(held, serves=True) for held in self._held.values()]
@@ -292,6 +299,13 @@ class Residents:
                 ResidentReport(self._coming.name, self._coming.key, False, size, 0.0, 0.0, False)
             )
         return found
+
+
+def _may_use_gpus(model: PoolModel) -> bool:
+    """What settings tell of a model that was not loaded yet."""
+    settings = model.args.get("settings", {})
+    on_cpus = (settings.get("options") or {}).get("device") == "cpu"
+    return settings.get("runtime") not in ("openvino", "synthetic") and not on_cpus
 
 
 def _report(held: _ServedModel, *, serves: bool) -> ResidentReport:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.contract.errors import BadRequest
+from deployments.contract.errors import BadRequest, BadText
 from deployments.preprocess.images import prepared
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.replica.describe import image_input
@@ -224,8 +224,8 @@ class SampleFile:
             self._texts = TextTokenizer(self._tokenizer, longest, False, _CACHE_BYTES)
         try:
             (ids,) = self._texts.encode([text])
-        except BadRequest as error:
-            raise CannotVerify(f"{where}: {str(error).replace('input[0]', 'the text')}") from None
+        except BadText as error:
+            raise CannotVerify(f"{where}: the text {error.wrong}") from None
         return {self._length_input(where): ids}
 
     def _of_image(self, where: str, named: Any, folder: Path) -> Mapping[str, Array]:

@@ -9,7 +9,7 @@ would otherwise always be called late. Unit: predicted device seconds. O(1) in w
 Where groups of replicas take different lengths, a request finds no replica if none runs that takes
 its longest row. Work that only a part of the replicas may do counts as much more as that part is
 smaller than all of them, so that it may be divided by the capacity of all. Urgent work that is too
-long for the replicas that take the request does not stand before it there.
+long for the replicas that take the request does not stand before it there. Late work counts alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from routers.api.policies import Ranking
-from routers.policies.admission.types import Newcomer
+from routers.policies.admission.types import LateWork, Newcomer
 from routers.state.flows import Flows
 from routers.state.lanes import Lane
 from routers.state.replicas import ReplicaSet
@@ -26,8 +26,8 @@ from routers.state.rows import TrackedRequest
 
 
 class QueueAhead:
-    """Makes `Newcomer` records. `capacity_in_s`: while no replica runs, seconds until one is
-    expected, as last told; 0.0: not known."""
+    """Makes `Newcomer` records. `capacity_in_s`: while no replica runs, or none that takes some
+    length, seconds until one is expected, as last told; 0.0: not known."""
 
     def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
         self._waiting = waiting
@@ -39,11 +39,8 @@ class QueueAhead:
         """The request with what it finds; changes nothing."""
         flow, waiting = tracked.flow, self._waiting
         edge = tracked.edge if tracked.plan is None else 0
-        slack_s, groups = tracked.latest_start - now, self._replicas.groups
-        capacity, longest = groups.capacity, 0
-        if groups.bounds:
-            longest = waiting.edges[waiting.bucket_of(max(tracked.request.lengths))]
-            capacity = capacity if groups.takes(longest) else 0.0
+        slack_s, longest = tracked.latest_start - now, self._longest(tracked)
+        capacity = self._capacity(longest)
         if slack_s <= 0.0 or not capacity:
             return Newcomer(tracked, waiting, edge, slack_s, capacity, self.capacity_in_s)
         priority, ranking, before_s = flow.priority, self._flows.order.ranking, 0.0
@@ -60,6 +57,28 @@ class QueueAhead:
         return Newcomer(
             tracked, waiting, edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
         )
+
+    def late_work(self, tracked: TrackedRequest, left_s: float, *, is_new: bool) -> LateWork:
+        """The late work that there would be with this request. `left_s`: until it expires."""
+        waiting, longest = self._waiting, self._longest(tracked)
+        own_s = 0.0 if tracked.late and not is_new else tracked.cost_s
+        if longest:
+            work_s = self._sum(waiting.late, longest) + own_s * self._counted(longest)(longest)
+        else:
+            work_s = waiting.late_s + own_s
+        return LateWork(work_s, left_s, self._capacity(longest), is_new)
+
+    def _longest(self, tracked: TrackedRequest) -> int:
+        """The edge of its longest row; 0: all replicas take all lengths."""
+        if not self._replicas.groups.bounds:
+            return 0
+        waiting = self._waiting
+        return waiting.edges[waiting.bucket_of(max(tracked.request.lengths))]
+
+    def _capacity(self, longest: int) -> float:
+        """Of all running replicas; 0.0 where none takes rows of this edge."""
+        groups = self._replicas.groups
+        return groups.capacity if not longest or groups.takes(longest) else 0.0
 
     def _has_waiting(self, priority: int) -> bool:
         lanes = self._waiting.on_time

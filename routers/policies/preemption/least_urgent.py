@@ -14,7 +14,7 @@ from routers.state.replica_state import Lease, ReplicaState
 
 class LeastUrgent:
     def gives_back(self, view: PreemptionView, urgent: int, now: float) -> ReplicaState | None:
-        replica = view.replicas.least_urgent()
+        replica = view.least_urgent(urgent)
         return None if replica is None or standing(replica) <= (0, urgent) else replica
 
     def stops(self, view: PreemptionView, urgent: int, now: float) -> Lease | None:

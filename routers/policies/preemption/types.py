@@ -16,8 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from routers.estimates.groups import ReplicaGroup
 from routers.state.preemptible import PreemptibleReplicas, PreemptibleStreams
 from routers.state.replica_state import Lease, ReplicaState
+from routers.state.request_queue import RequestQueue
 
 _TRIES = 4  # leases of a priority that are looked at
 
@@ -28,6 +30,18 @@ class PreemptionView:
 
     replicas: PreemptibleReplicas  # that are full, by the batch that each would return
     streams: PreemptibleStreams  # by priority
+    waiting: RequestQueue
+
+    def least_urgent(self, urgent: int) -> ReplicaState | None:
+        """Of the replicas that take a row which waits with the priority `urgent`, the one that
+        would return the least urgent batch; None where none would return one."""
+        lanes = self.waiting.on_time[urgent : urgent + 1]
+
+        def takes(group: ReplicaGroup) -> bool:
+            lengths = group.lengths
+            return lengths is None or any(lane.seconds_in(lengths) > 0.0 for lane in lanes)
+
+        return self.replicas.least_urgent(takes)
 
     def last_begun(self, priority: int) -> Lease | None:
         """Of the stream leases of this priority that may be stopped, the one that began last; None

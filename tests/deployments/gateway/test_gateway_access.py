@@ -147,6 +147,16 @@ async def test_readiness_names_no_model_to_those_who_may_not_see_it(stand: Stand
     assert b"theirs-too" in (await get(stand, "/readyz", OPERATOR)).body
 
 
+async def test_a_name_is_no_tenants_404_until_all_names_are_known(stand: Stand) -> None:
+    """It may be another name of a model that the tenant may use."""
+    stand.models._all_known = False
+    for name in ("theirs", "their-alias", "mine-too"):
+        body = json.dumps({"model": name, "input": [[1]]}).encode()
+        headers = [(b"authorization", b"Bearer hr_acme")]
+        asked = await ask(stand.app, "POST", "/v1/embeddings", headers, body)
+        assert asked.status == (await get(stand, f"/v1/models/{name}", "hr_acme")).status == 503
+
+
 async def test_a_default_tenant_reads_without_a_key_what_is_its_own(tmp_path: Path) -> None:
     tenants = TENANTS | {"default": {"models": ["theirs"]}}
     async with standing(MODELS, tmp_path, tenants=tenants) as stand:

@@ -5,6 +5,7 @@ torch, against transformers and the model card's own code.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,29 @@ async def test_documents_alone_are_cut_and_what_follows_them_stays(tmp_path: Pat
 
 def asked(task: str, runtime: str = "torch") -> catalog.FileRequirements:
     return catalog.FileRequirements(runtime, task, {}, "fp32", None)
+
+
+def test_a_cross_encoders_modules_are_taken_where_they_say_the_same(tmp_path: Path) -> None:
+    _, made = folder(tmp_path / "m")
+    kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+    places = ("", "1_LogitScore")
+    named = [
+        {"idx": at, "name": str(at), "path": place, "type": f"sentence_transformers.{kind}"}
+        for at, (kind, place) in enumerate(zip(kinds, places, strict=True))
+    ]
+    (tmp_path / "m/modules.json").write_text(json.dumps(named))
+    (tmp_path / "m/1_LogitScore").mkdir()
+    yes, no = (made.token_to_id(word) for word in ("yes", "no"))
+    for ids, fits in (((yes, no), True), ((no, yes), False), ((yes, None), False)):
+        said = dict(zip(("true_token_id", "false_token_id"), ids, strict=True))
+        (tmp_path / "m/1_LogitScore/config.json").write_text(json.dumps(said))
+        with nullcontext() if fits else pytest.raises(LoadError, match="its tokens are"):
+            catalog.check_files(tmp_path / "m", asked("rerank"))
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    config["architectures"] = ["Qwen2ForCausalLM"]
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match="LogitScore is supported of Qwen3ForCausalLM alone"):
+        catalog.check_files(tmp_path / "m", asked("rerank"))
 
 
 def test_a_language_model_is_checked_before_it_is_loaded(tmp_path: Path) -> None:

@@ -101,8 +101,51 @@ async def test_where_several_could_be_meant_the_body_must_name_one(stand: Stand)
     assert (status, found[0]["index"]) == (200, 1)
 
 
+async def test_a_model_that_is_not_ready_counts_among_those_that_could_be_meant(
+    stand: Stand,
+) -> None:
+    body = {"query": "bad", "texts": TEXTS}
+    stand.models._declared = frozenset({"first", "later"})
+    stand.models._tasks = {"later": "rerank"}
+    status, found = await post(stand, "hr_both", body)
+    assert (status, found["error"]["message"]) == (
+        400, "the body must name a model; those for rerank are first, later",
+    )  # fmt: skip
+    stand.models._tasks = {}
+    status, found = await post(stand, "hr_both", body)
+    assert (status, found["error"]["code"]) == (503, "model_not_ready")
+    stand.models._declared, stand.models._tasks = frozenset({"later"}), {"later": "rerank"}
+    status, found = await post(stand, "hr_both", body)
+    assert status == 503
+    assert "model later is declared but not ready yet" in found["error"]["message"]
+
+
 async def test_documents_need_a_model(stand: Stand) -> None:
     status, found = await post(stand, "hr_one", {"query": "bad", "documents": TEXTS})
     assert (status, found["error"]["param"]) == (400, "model")
     status, found = await post(stand, "hr_one", {"model": "", "input": "a"}, "/v1/embeddings")
     assert (status, found["error"]["message"]) == (400, "the body must name a model")
+
+
+LONG = "a" * ((1 << 20) + 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/rerank", {"query": "good", "texts": ["bad", LONG]}, "texts[1]"),
+        ("/v1/rerank", {"query": "good", "documents": ["bad", {"text": LONG}]}, "documents[1]"),
+        ("/v2/rerank", {"query": LONG, "documents": ["bad"]}, "query"),
+        ("/v1/score", {"text_1": "good", "text_2": ["bad", LONG]}, "text_2[1]"),
+        ("/v1/score", {"text_1": "good", "text_2": LONG}, "text_2"),
+        ("/v1/score", {"queries": ["good", LONG], "documents": ["a", "b"]}, "queries[1]"),
+        ("/v1/score", {"data_1": LONG, "data_2": ["a", "b"]}, "data_1"),
+    ],
+)
+async def test_a_text_too_long_has_the_name_that_it_has_in_the_body(
+    stand: Stand, path: str, body: Any, name: str
+) -> None:
+    status, found = await post(stand, "hr_one", {"model": "first", **body}, path)
+    said = found["error"]
+    assert (status, said["param"]) == (400, name.split("[")[0])
+    assert said["message"].startswith(f"{name} has {len(LONG)} characters;")

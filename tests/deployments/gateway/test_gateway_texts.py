@@ -115,4 +115,10 @@ async def test_a_model_of_texts_takes_no_images(stand: Stand) -> None:
 async def test_a_text_too_long_is_named_by_its_place(stand: Stand) -> None:
     status, body = await post(stand, {"instances": ["good", "good " * 600]})
     assert status == 400
-    assert "[1] has" in body["error"]
+    assert body["error"].startswith("instances[1] has 600 tokens;")
+    for path in ("/classify", "/pooling"):
+        raw = json.dumps({"model": "judge", "input": ["good", "good " * 600]}).encode()
+        refused = await ask(stand.app, "POST", path, body=raw)
+        said = json.loads(refused.body)["error"]
+        assert (refused.status, said["param"]) == (400, "input")
+        assert said["message"].startswith("input[1] has 600 tokens;")

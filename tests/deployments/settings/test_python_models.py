@@ -64,6 +64,10 @@ def test_class_in_a_folder_beside_the_file_is_taken(written):
             "must be a requirement such as",
         ),
         ("source: classes:own:Own\ndependencies: xgboost", "must be a list of texts"),
+        (
+            "source: classes:own:Own\ndependencies: [Sci.Kit==1, torch, 'sci-kit>=1']",
+            "requires sci-kit a second time; must be one requirement with 'Sci.Kit==1'",
+        ),
     ],
 )
 def test_mistakes_are_named_before_a_replica_starts(written, model, said):

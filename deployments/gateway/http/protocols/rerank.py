@@ -117,7 +117,9 @@ class PairsCall:
     returns: bool = False
     most_tokens: int | None = None
     instruction: str | None = None
-    asked: str = "query"  # what the body calls the queries
+    # What the body calls the queries and the documents.
+    asked: str = "query"
+    given: str = "documents"
 
 
 _reranks = msgspec.json.Decoder(RerankRequest)
@@ -135,7 +137,7 @@ def decode(body: bytes, returns: bool) -> PairsCall:
         _check_count("texts", request.texts)
         return PairsCall(
             request.model, [request.query], request.texts, "texts",
-            request.raw_scores, None, request.return_text,
+            request.raw_scores, None, request.return_text, given="texts",
         )  # fmt: skip
     given = request.documents or []
     _check_count("documents", given)
@@ -172,7 +174,7 @@ def decode_score(body: bytes) -> PairsCall:
             param=first,
         )
     raw = not request.use_activation
-    return PairsCall(request.model, queries, documents, "scores", raw, asked=first)
+    return PairsCall(request.model, queries, documents, "scores", raw, asked=first, given=second)
 
 
 def _check_count(name: str, entries: Sequence[Any]) -> None:
@@ -198,6 +200,15 @@ def prompted(call: PairsCall, d: ModelDescription) -> list[str]:
     return [query + text for text in call.queries] + [document + text for text in call.documents]
 
 
+def text_name(call: PairsCall, index: int) -> str:
+    """What the body calls one of the texts that `prompted` gives."""
+    queries, documents = len(call.queries), len(call.documents)
+    if index < queries:
+        return call.asked if queries == 1 else f"{call.asked}[{index}]"
+    one = documents == 1 and call.form == "scores"
+    return call.given if one else f"{call.given}[{index - queries}]"
+
+
 def columns(
     call: PairsCall, tokens: Sequence[Array], d: ModelDescription, pair: pairs.Pairs | None
 ) -> dict[str, list[Array]]:
@@ -212,8 +223,7 @@ def columns(
         try:
             made = pairs.joined(pair, queries[asked], document, d.max_length, call.most_tokens)
         except BadRequest as wrong:
-            place = f"[{asked}]" if len(queries) > 1 else ""
-            raise BadRequest(wrong.message, param=f"{call.asked}{place}") from None
+            raise BadRequest(wrong.message, param=text_name(call, asked)) from None
         ids.append(made[0])
         types.append(made[1])
     found = {d.lengths_input: ids}

@@ -38,7 +38,7 @@ from deployments.contract.scaling.messages import (
     PoolModel,
     PoolReport,
 )
-from deployments.control.scaling.decider import Decider, as_plain, changes, outlook
+from deployments.control.scaling.decider import ANY_LENGTH, Decider, as_plain, changes, outlook
 
 KEY = "model-a/model"
 FIXED = ModelTerms("fixed", 0.1, (GroupTerms("", 2, 2),))
@@ -344,6 +344,27 @@ def test_a_model_wakes_only_where_nothing_runs_or_starts():
     assert outlook(ASLEEP_TERMS, STEADY, RUNS).starting == 1
     shown = outlook(ASLEEP_TERMS, replace(asleep, observed=True), ())
     assert (shown.may_sleep, shown.wakes) == (False, False)  # nobody would wake it
+
+
+LARGE, SMALL = GroupTerms("large", 0, 2), GroupTerms("small", 1, 4, max_length=128)
+
+
+@pytest.mark.parametrize(
+    ("groups", "decided", "length"),
+    [
+        ((LARGE, SMALL), {}, ANY_LENGTH),
+        ((replace(LARGE, min=1), SMALL), {}, 0),
+        ((replace(LARGE, max_length=512), SMALL), {}, 512),
+        ((replace(LARGE, min=1), replace(SMALL, min=0)), {}, 128),
+        ((LARGE, SMALL), {"observed": True}, 0),
+        ((LARGE, SMALL), {"reason": Reason.MANUAL}, 0),  # at none by hand
+        ((replace(LARGE, max=0), SMALL), {}, 0),
+    ],
+)
+def test_rows_wake_a_group_that_may_have_no_replicas(groups, decided, length):
+    terms, targets = ModelTerms("a", 0.1, groups), (GroupTarget("large", 0, 0),)
+    decision = replace(STEADY, groups=targets, **decided)
+    assert outlook(terms, decision, ()).wakes_up_to == length
 
 
 @pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])

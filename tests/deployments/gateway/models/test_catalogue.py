@@ -427,3 +427,27 @@ async def test_a_registry_that_hangs_is_asked_again_and_takes_nothing_away(
     await following.registry.tell(description())  # ends the watch that had no limit
     await until(lambda: asked >= 3)
     assert following.catalogue.ready("device")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kind", "found"),
+    [
+        ({"later": "rerank"}, "rerank", (["device", "later"], False)),
+        ({"later": "tensors"}, "rerank", (["device"], False)),
+        ({"later": "embed"}, "rerank", (["device"], False)),
+        ({"later": "embed"}, "sparse", ([], True)),  # its files tell
+        ({}, "rerank", (["device"], True)),
+    ],
+)
+async def test_models_of_a_kind_are_those_that_are_declared_ready_or_not(
+    following: Following,
+    description: Describe,
+    tasks: dict[str, str],
+    kind: str,
+    found: tuple[list[str], bool],
+) -> None:
+    models = following.catalogue
+    assert models.of_kind(kind, lambda name: True) == ([], True)
+    ready = description(task="rerank")
+    await following.registry.tell(ready, declared="later theirs", tasks={"theirs": kind, **tasks})
+    assert models.of_kind(kind, lambda name: name != "theirs") == found

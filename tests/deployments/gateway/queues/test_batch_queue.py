@@ -52,6 +52,9 @@ class Racing:
                 return self._aborted(request_id)
         return []
 
+    def strands(self, lengths: tuple[int, ...]) -> bool:
+        return False
+
     def take(self, event: Event, now: float, actions: list[Action]) -> bool:
         actions += self.step(event, now)
         return False

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from fake_engines import until
 from followed_registry import Following
 
 from deployments.contract import errors
+from deployments.contract.app_names import directory_key
 from deployments.contract.description import (
+    GroupDescription,
     ModelDescription,
 )
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.models import catalogue
+from deployments.gateway.models.served_model import ServedModel, terms
+from deployments.gateway.queues import batch_queue, dispatcher_driver
+from deployments.gateway.queues.dispatcher_driver import QueueRequest
+from deployments.gateway.queues.pending_requests import PendingBatchRequest
+from deployments.gateway.rows import RowColumn, Rows
+from deployments.process.replica_directory import RunningReplica, directory_for
 
 Describe = Callable[..., ModelDescription]
+ASKS = QueueRequest("default", 0, slo_budget_s=1.0, budget_s=5.0)
 
 
 async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
@@ -64,6 +74,74 @@ async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
     following.catalogue.take_outlooks({"device": outlook}, age_s)
     core = following.catalogue.served["device"].queue._dispatcher
     assert core._requests.admission.capacity_in_s == expected_s
+
+
+def of_two_sizes(description: Describe) -> ModelDescription:
+    """`small` takes rows of up to 4, `large` of up to 8."""
+    groups = tuple(
+        GroupDescription(name, f"d-{name}", "synthetic", "fp32", "cpu", 1, 8, max_length=longest)
+        for name, longest in (("large", None), ("small", 4))
+    )
+    return description(groups=groups)
+
+
+async def run_groups(following: Following, model: ServedModel, *groups: str) -> None:
+    for name in ("large", "small"):
+        metadata = (("digest", f"d-{name}"), ("group", name))
+        listed = [RunningReplica(f"{name}-0", metadata)] if name in groups else []
+        directory_for(directory_key("device", name)).update(listed)
+    await until(lambda: model.replicas == len(groups))
+
+
+def submit(model: ServedModel, length: int) -> PendingBatchRequest:
+    columns = {"ids": RowColumn("INT64", [np.ones(length, np.int64)], [(length,)])}
+    rows = Rows(1, (length,), columns, None)
+    return model.batches.submit(rows, terms(model.description), ASKS)
+
+
+async def test_rows_of_a_group_that_is_away_are_refused_after_a_while(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(dispatcher_driver, "clock", lambda: now[0])
+    monkeypatch.setattr(batch_queue, "clock", lambda: now[0])
+    await following.registry.tell(of_two_sizes(description))
+    model = following.catalogue.served["device"]
+    outlook = ModelOutlook(ready_in_s=13.5)
+    for _ in range(2):  # each time anew
+        await run_groups(following, model, "small")
+        following.catalogue.take_outlooks({"device": outlook}, 0.0)
+        waits = submit(model, 8)  # its connection may be back at once
+        now[0] += catalogue.HOLD_S
+        with pytest.raises(errors.NotReady, match="a row of length 8") as refused:
+            submit(model, 8)
+        assert refused.value.retry_after_s == 13.5
+        model.batches.cancel(submit(model, 4))
+        await run_groups(following, model, "large", "small")
+        model.batches.cancel(submit(model, 8))
+        model.batches.cancel(waits)
+    assert dict(model.queue.snapshot().offered.refused)["closed"] == 2
+
+
+async def test_rows_that_wake_a_group_wait_for_it_if_they_live_that_long(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(dispatcher_driver, "clock", lambda: now[0])
+    monkeypatch.setattr(batch_queue, "clock", lambda: now[0])
+    await following.registry.tell(of_two_sizes(description))
+    model = following.catalogue.served["device"]
+    await run_groups(following, model, "small")
+    for ready_in_s, waits in ((12.0, False), (2.0, True)):
+        outlook = ModelOutlook(wakes_up_to=8, ready_in_s=ready_in_s)
+        following.catalogue.take_outlooks({"device": outlook}, 0.0)
+        if waits:
+            model.batches.cancel(submit(model, 8))
+        else:
+            with pytest.raises(errors.Overloaded) as refused:
+                submit(model, 8)
+            assert refused.value.retry_after_s == ready_in_s
+        now[0] += catalogue.HOLD_S
 
 
 async def test_a_model_that_is_withdrawn_does_not_count_as_asleep(

@@ -70,6 +70,7 @@ class Loads:
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
+        self.on_cpus: set[str] = set()
         self.faults: dict[str, Exception] = {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -88,8 +89,8 @@ class Loads:
         made: Any = Runtime()
         self.runtimes[model.name] = made
         settings: Any = SimpleNamespace()
-        size = self.sizes.get(model.name, MIB)
-        return LoadedModel(model.name, model.key, settings, made, "1", size, 0.5)
+        size, on_gpu = self.sizes.get(model.name, MIB), model.name not in self.on_cpus
+        return LoadedModel(model.name, model.key, settings, made, "1", size, 0.5, on_gpu)
 
     async def serve(self, model: PoolModel, loaded: LoadedModel) -> Served:
         member = PoolMember(
@@ -236,7 +237,23 @@ async def test_what_other_processes_leave_of_the_gpus_bounds_what_is_held(pool: 
     assert pool.residents.free_bytes == MIB
 
 
+async def test_models_that_use_no_gpu_need_no_room_there(pool: Pool) -> None:
+    full = DeviceMemory(own=0, used=8 * MIB, total=8 * MIB)
+    pool.residents.tell_memory(full)
+    assert pool.residents.free_bytes == 2 * MIB
+    pool.loads.on_cpus = {"b"}
+    on_cpus = PoolModel("b", "k", {"settings": {"runtime": "torch", "options": {"device": "cpu"}}})
+    pool.residents.hold([model("a"), on_cpus])
+    await until(lambda: "a" in pool.reasons and pool.serves == ["b"])
+    assert pool.loads.loaded == ["b"]
+    assert pool.reasons["a"].endswith("0 MiB (what other processes leave of its GPUs) 0 are free")
+    pool.residents.tell_memory(DeviceMemory(own=0, used=0, total=8 * MIB))
+    assert pool.residents.free_bytes == MIB
+
+
 async def test_where_its_own_part_is_hidden_all_of_the_gpus_may_be_used(pool: Pool) -> None:
+    pool.loads.sizes["a"] = 0
+    await pool.hold("a")
     pool.residents.tell_memory(DeviceMemory(own=None, used=7 * MIB, total=8 * MIB))
     assert pool.residents.free_bytes == 2 * MIB
     pool.residents.tell_memory(DeviceMemory(own=None, used=0, total=MIB))
