@@ -3,10 +3,12 @@
 `python -m loadtests.benches.scaling_spike`: one replica of a model gets `CALM_SHARE` of what it can
 do until as many replicas are hot as the case begins with, and then `SPIKE_SHARE` of it. The cases
 differ in where the second replica comes from: a start without the model's converted files on the
-node (`cold`), the shared pool (`pool`), or a hot `spare`. `one` and `two` have so many replicas and
-no more: whether the rate is too much for one, and whether this machine carries it with two. There
-is enough capacity from the second on after which each `WINDOW_S` seconds have `MIN_IN_TIME` of what
-was due in them answered within the SLO; a refusal is a miss.
+node (`cold`), the shared pool (`pool`), or a hot `spare`. The budget is two processors, so that the
+pool's replica is the second; in `pool-and-start` there is none, and one of the model's own starts
+too, as where other machines have room. `one` and `two` have so many replicas and no more: whether
+the rate is too much for one, and whether this machine carries it with two. There is enough capacity
+from the second on after which each `WINDOW_S` seconds have `MIN_IN_TIME` of what was due in them
+answered within the SLO; a refusal is a miss.
 
 The models: MiniLM (OpenVINO), the same encoder as a `torch.export` archive (torch), each with one
 thread and rows of 256 tokens, so that a replica is one of two processors and client, gateway and
@@ -46,8 +48,10 @@ from loadtests.results.report_table import BenchVerdict, Table, at_least, at_mos
 from loadtests.traffic import scenario_file
 
 COLD, POOL, SPARE, ONE, TWO = "cold", "pool", "spare", "one", "two"
-KINDS = (ONE, TWO, COLD, POOL, SPARE)
-HOT_BEFORE = {COLD: 1, ONE: 1, POOL: 2, SPARE: 2, TWO: 2}  # the pool's replica included
+POOL_AND_START = "pool-and-start"
+HOT_BEFORE = {ONE: 1, TWO: 2, COLD: 1, POOL: 2, POOL_AND_START: 2, SPARE: 2}  # the pool's included
+KINDS = tuple(HOT_BEFORE)
+PROCESSORS = 2
 HOME = BENCH_DIR / "spike"
 CALM_S, SPIKE_S, MAX_CALM_S = 6, 30, 90.0
 CALM_SHARE, SPIKE_SHARE = 0.25, 1.25
@@ -152,13 +156,15 @@ def _enough(seconds: tuple[tuple[int, int], ...]) -> bool:
 
 
 def settings_of(name: str, model: SpikedModel, kind: str) -> Settings:
-    """Of a server with this model alone, which has a second replica as the case says."""
+    """Of a server with this model alone, which has a second replica as the case says. A replica
+    computes with one thread and reserves a processor."""
     several = {"min": 1, "max": 2} | ({"spare": 1} if kind == SPARE else {})
     replicas = {"count": HOT_BEFORE[kind]} if kind in (ONE, TWO) else several
-    pool = {"min": 1, "max": 1, "num_cpus": 0.1, "memory_mib": 2048}
-    given = {"slo": {"latency_ms": SLO_MS}, "replicas": {**replicas, "threads": 1, "num_cpus": 0.1}}
-    found: Settings = {"models": {name: model.settings | given}}
-    return found | ({"scaling": {"pool": pool}} if kind == POOL else {})
+    given = {"slo": {"latency_ms": SLO_MS}, "replicas": {**replicas, "threads": 1, "num_cpus": 1}}
+    scaling: dict[str, Any] = {} if kind == POOL_AND_START else {"budget": {"cpus": PROCESSORS}}
+    if kind in (POOL, POOL_AND_START):
+        scaling["pool"] = {"min": 1, "max": 1, "num_cpus": 1, "memory_mib": 2048}
+    return {"models": {name: model.settings | given}, "scaling": scaling}
 
 
 def spiked(name: str, model: SpikedModel, kind: str, seed: int) -> Spike:

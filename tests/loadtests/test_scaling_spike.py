@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.benches.scaling_spike import KINDS, POOL, SPARE, Spike, lookup, settings_of
+from loadtests.benches.scaling_spike import (
+    KINDS,
+    ONE,
+    POOL,
+    POOL_AND_START,
+    SPARE,
+    TWO,
+    Spike,
+    lookup,
+    settings_of,
+)
 
 SECONDS = 30
 
@@ -34,7 +44,11 @@ def test_where_the_last_seconds_are_bad_there_never_was_enough():
 
 def test_each_case_differs_in_where_the_second_replica_comes_from():
     made = {kind: settings_of("lookup", lookup(), kind) for kind in KINDS}
-    assert [kind for kind in KINDS if "scaling" in made[kind]] == [POOL]
+    assert [kind for kind in KINDS if "pool" in made[kind]["scaling"]] == [POOL, POOL_AND_START]
+    assert [kind for kind in KINDS if "budget" not in made[kind]["scaling"]] == [POOL_AND_START]
     replicas = {kind: made[kind]["models"]["lookup"]["replicas"] for kind in KINDS}
     assert [kind for kind in KINDS if "spare" in replicas[kind]] == [SPARE]
-    assert [replicas[kind].get("count", 0) for kind in KINDS] == [1, 2, 0, 0, 0]
+    assert {kind: replicas[kind]["count"] for kind in KINDS if "count" in replicas[kind]} == {
+        ONE: 1,
+        TWO: 2,
+    }
