@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from loadtests.client.protocols.open_inference import OpenInference
 from loadtests.client.protocols.types import Endpoint, Heads
 from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
 from loadtests.traffic import scenario_file
+from loadtests.traffic.scenario import Scenario
 
 COLD, POOL, SPARE, ONE, TWO = "cold", "pool", "spare", "one", "two"
 POOL_AND_START = "pool-and-start"
@@ -53,7 +54,7 @@ HOT_BEFORE = {ONE: 1, TWO: 2, COLD: 1, POOL: 2, POOL_AND_START: 2, SPARE: 2}  # 
 KINDS = tuple(HOT_BEFORE)
 PROCESSORS = 2
 HOME = BENCH_DIR / "spike"
-CALM_S, SPIKE_S, MAX_CALM_S = 6, 30, 90.0
+CALM_S, SPIKE_S, MAX_CALM_S = 6, 25, 90.0
 CALM_SHARE, SPIKE_SHARE = 0.25, 1.25
 WINDOW_S, MIN_IN_TIME = 5, 0.95
 SLO_MS = 1000
@@ -183,8 +184,10 @@ def spiked(name: str, model: SpikedModel, kind: str, seed: int) -> Spike:
     return Spike(tuple(found.by_second(CALM_S, SPIKE_S)), cores)
 
 
-def scenario(model: SpikedModel, arrivals: Any, seed: int, spike_s: int = SPIKE_S) -> Any:
-    times = {"warmup_s": CALM_S, "duration_s": spike_s, "seed": seed}
+def scenario(
+    model: SpikedModel, arrivals: Any, seed: int, seconds: tuple[int, int] = (CALM_S, SPIKE_S)
+) -> Scenario:
+    times = {"warmup_s": seconds[0], "duration_s": seconds[1], "seed": seed}
     return scenario_file.check({**times, "arrivals": arrivals, "lengths": {"fixed": model.length}})
 
 
@@ -193,7 +196,7 @@ def until_hot(
 ) -> None:
     """Calls calmly until so many replicas may be given batches. Raises TimeoutError."""
     end = time.monotonic() + MAX_CALM_S
-    calm = scenario(model, {"rate": model.capacity * CALM_SHARE}, 0, 1)
+    calm = scenario(model, {"rate": model.capacity * CALM_SHARE}, 0, (1, 1))
     while True:
         played(server, calm, stand, 1.0)
         if metrics_page.total(metrics_page.fetch(server.url), "headrace_replicas") >= replicas:
@@ -216,10 +219,12 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
     for name in options.models:
         sides = {kind: done.of(kind, name) for kind in options.kinds}
         roles = dict.fromkeys(r for mine in sides.values() for e in mine.results for r in e.cores)
-        columns = [
-            (role, median(lambda spike, role=role: spike.cores.get(role, 0.0))) for role in roles
-        ]
+        columns = [(role, median(cores_of(role))) for role in roles]
         yield table(f"{name}: processors by role", columns, sides, "capacity from")
+
+
+def cores_of(role: str) -> Callable[[Spike], float]:
+    return lambda spike: spike.cores.get(role, 0.0)
 
 
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
