@@ -52,9 +52,9 @@ COLD, POOL, SPARE, ONE, TWO = "cold", "pool", "spare", "one", "two"
 POOL_AND_START = "pool-and-start"
 HOT_BEFORE = {ONE: 1, TWO: 2, COLD: 1, POOL: 2, POOL_AND_START: 2, SPARE: 2}  # the pool's included
 KINDS = tuple(HOT_BEFORE)
-PROCESSORS = 2
+PROCESSORS, MIN_SHOWN = 2, 0.05  # the budget; cores of a role that is shown
 HOME = BENCH_DIR / "spike"
-CALM_S, SPIKE_S, MAX_CALM_S = 6, 25, 90.0
+CALM_S, SPIKE_S, MAX_CALM_S = 5, 20, 90.0
 CALM_SHARE, SPIKE_SHARE = 0.25, 1.25
 WINDOW_S, MIN_IN_TIME = 5, 0.95
 SLO_MS = 1000
@@ -218,9 +218,11 @@ def runs(options: Options) -> Iterator[BenchRun]:
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     for name in options.models:
         sides = {kind: done.of(kind, name) for kind in options.kinds}
-        roles = dict.fromkeys(r for mine in sides.values() for e in mine.results for r in e.cores)
-        columns = [(role, median(cores_of(role))) for role in roles]
-        yield table(f"{name}: processors by role", columns, sides, "capacity from")
+        spikes = [spike for mine in sides.values() for spike in mine.results]
+        roles = dict.fromkeys(role for each in spikes for role in each.cores)
+        busy = [role for role in roles if any(cores_of(role)(e) >= MIN_SHOWN for e in spikes)]
+        columns = [(role, median(cores_of(role))) for role in busy]
+        yield table(f"{name}: processors, calm and spike", columns, sides, "capacity from")
 
 
 def cores_of(role: str) -> Callable[[Spike], float]:
