@@ -176,7 +176,7 @@ def spiked(name: str, model: SpikedModel, kind: str, seed: int) -> Spike:
         stand = model.calls(server.url, name)
         until_hot(server, model, stand, HOT_BEFORE[kind])
         if kind == COLD:
-            shutil.rmtree(home / "cache" / "headrace" / "staged")
+            shutil.rmtree(home / "cache" / "headrace" / "staged", ignore_errors=True)
         calm, spike = model.capacity * CALM_SHARE, model.capacity * SPIKE_SHARE
         arrivals = {"rate": calm, "steps": [{"from_s": 0, "rate": spike}]}
         found = played(server, scenario(model, arrivals, seed), stand, SLO_MS / 1e3)
