@@ -2,17 +2,17 @@
 
 `python -m loadtests.benches.scaling_spike`: one replica of a model gets `CALM_SHARE` of what it can
 do until as many replicas are hot as the case begins with, and then `SPIKE_SHARE` of it. The cases
-differ in where the second replica comes from: a start without the model's converted files on the
-node (`cold`), the shared pool (`pool`), or a hot `spare`. The budget is two processors, so that the
-pool's replica is the second; in `pool-and-start` there is none, and one of the model's own starts
-too, as where other machines have room. `one` and `two` have so many replicas and no more: whether
-the rate is too much for one, and whether this machine carries it with two. There is enough capacity
-from the second on after which each `WINDOW_S` seconds have `MIN_IN_TIME` of what was due in them
-answered within the SLO; a refusal is a miss.
+differ in where the second replica comes from: a start without files converted on the node (`cold`;
+an archive and a class are never converted), the shared pool (`pool`), or a hot `spare`. The budget
+is two processors, so that the pool's replica is the second; in `pool-and-start` there is none, and
+one of the model's own starts too, as where other machines have room. `one` and `two` have so many
+replicas and no more: whether the rate is too much for one, and whether this machine carries it with
+two. There is enough capacity from the second on after which each `WINDOW_S` seconds have
+`MIN_IN_TIME` of what was due in them answered within the SLO; a refusal is a miss.
 
-The models: MiniLM (OpenVINO), the same encoder as a `torch.export` archive (torch), each with one
-thread and rows of 256 tokens, so that a replica is one of two processors and client, gateway and
-Ray have the rest; and `examples/classes/lookups.py`, an async class that waits for a slow store.
+The models: MiniLM (OpenVINO) and the same encoder as a `torch.export` archive (torch), with one
+thread and rows of 256 tokens, which cost a replica so much more than client and gateway that two
+processors have room for two; and `examples/classes/lookups.py`, which waits for a slow store.
 """
 
 from __future__ import annotations
