@@ -26,12 +26,13 @@ ORDER = (
     "ragged_embeddings",
     "generation",
     "memory_start",
+    "scaling_spike",
     "simulated_against_real",
     "policies",
     "endurance",
 )
-# Run only by name: they need `make compare`, `make vllm`, root, or an hour.
-APART = ("tabular", "rerank", "compare", "generation", "nodes", "endurance")
+# Run only by name: they need `make compare`, `make vllm`, root, or half an hour and more.
+APART = ("tabular", "rerank", "compare", "generation", "scaling_spike", "nodes", "endurance")
 # In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests

@@ -47,6 +47,7 @@ ROLES = tuple(
         ("haproxy", r"^\S*/?haproxy\b.*haproxy\.cfg|^haproxy\b"),
         ("gateway replica", r"ServeReplica:gateway:"),
         ("model replica", r"ServeReplica:[^:]+:(model|device)\b"),
+        ("pool replica", r"ServeReplica:headrace-pool:pool\b"),
         ("anchor", r"ServeReplica:[^:]+:anchor\b"),
         ("ingress replica", r"ServeReplica:[^:]+:ingress\b"),
         ("controller", r"ServeController"),

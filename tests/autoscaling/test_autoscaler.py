@@ -282,6 +282,23 @@ def test_pool_comes_last_in_the_budget():
     assert "GPU" in decided.pool.text
 
 
+@pytest.mark.parametrize(("cpus", "target"), [(2.0, 1), (3.0, 2)])
+def test_pool_takes_a_spike_alone_where_the_budget_has_no_room_beside_it(cpus, target):
+    one = Needs((("CPU", 1.0),))
+    terms = ModelTerms("m", 0.5, (GroupTerms("", 1, 2, needs=one),), in_pool=True)
+    pool = PoolTerms(min=1, max=1, needs=one)
+    core = Autoscaler(ScalingSettings({"m": terms}, Budget((("CPU", cpus),)), pool))
+    for second in range(12):
+        now, work = float(second), 0.2 * second + 1.4 * max(0, second - 8)
+        core.pool(PoolReading("p", (), 1 << 30), now)
+        core.record_replicas("m", (GroupReading("", target=1, hot=1),), now)
+        core.record_demand("g", "m", DemandReading(work, 0.05 * work, 20 * second), now)
+        decided = core.decide(now)
+    assert decided.pool.residents == {"p": ("m",)}
+    assert of_group(decided.models["m"]).target == target
+    assert (decided.models["m"].reason is Reason.BUDGET) == (target == 1)
+
+
 # -- what may never happen
 
 

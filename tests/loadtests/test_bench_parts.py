@@ -39,6 +39,8 @@ headrace_queue_rows{model="n"} 4
         ("ray::ServeReplica:gateway:gateway", "gateway replica"),
         ("ray::ServeReplica:model-device:model", "model replica"),
         ("ray::ServeReplica:model-device:anchor", "anchor"),
+        ("ray::ServeReplica:headrace-pool:pool", "pool replica"),
+        ("ray::ServeReplica:headrace-pool:anchor", "anchor"),
         ("ray::ServeReplica:default:Ingress", "ingress replica"),
         ("ray::ServeReplica:default:Device", "model replica"),
         ("ray::ServeController.listen_for_change", "controller"),
