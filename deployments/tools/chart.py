@@ -172,7 +172,8 @@ def _with_off(schema: dict[str, Any]) -> dict[str, Any]:
     if "off" not in schema.get("enum", ()):
         return schema
     without_type = {name: value for name, value in schema.items() if name != "type"}
-    return without_type | {"enum": [*schema["enum"], False]}
+    words = [each for each in schema["enum"] if each is not False]
+    return without_type | {"enum": [*words, False]}
 
 
 # ---- descriptions of values ---------------------------------------------------------------------
