@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from tests.kube.chart import Object
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_KEY = re.compile(r"([a-z0-9.-]+/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _NAME = 47
 _BEHIND_GATES = ("networkPolicy", "tlsOptions", "historyServerOptions")
 _REDIS = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
@@ -33,6 +35,8 @@ def refusals(service: Object) -> Iterator[str]:
     for field in _BEHIND_GATES:
         if field in cluster:
             yield f"{field} is behind a feature gate that is off"
+    if cluster.get("authOptions") and _version(cluster) < (2, 52):
+        yield f"rayVersion {cluster.get('rayVersion')} knows no tokens"
     head = cluster["headGroupSpec"]
     if (head.get("headService") or {}).get("metadata", {}).get("name"):
         yield "headService must have no name"
@@ -83,11 +87,20 @@ def _of_group(group: Object, autoscaling: bool) -> Iterator[str]:
         yield f"{name} has labels in rayStartParams; they belong to the group"
     if autoscaling and spec.get("restartPolicy", "Never") != "Never":
         yield f"{name} has restartPolicy {spec['restartPolicy']}; the autoscaler needs Never"
+    if "idleTimeoutSeconds" in group and not autoscaling:
+        yield f"{name} has idleTimeoutSeconds without an autoscaler"
+    for key, value in group.get("labels", {}).items():
+        if not (_LABEL_KEY.fullmatch(key) and _LABEL.fullmatch(value)):
+            yield f"{name} has the label {key}: {value}, which is none of Kubernetes'"
     if group.get("suspend") and autoscaling:
         yield f"{name} is suspended, which the autoscaler does not know"
     for param, value in params.items():
         if not isinstance(value, str):
             yield f"{name}: rayStartParams.{param} must be text"
+
+
+def _version(cluster: Object) -> tuple[int, ...]:
+    return tuple(int(part) for part in (cluster.get("rayVersion") or "0").split("."))
 
 
 def rolls(old: Object, new: Object) -> bool:

@@ -127,6 +127,54 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "workerGroups[0] (cpu) has minAvailable 2 and at most 2 pods",
     ),
     (
+        {
+            "autoscaler": {"enabled": False},
+            "workerGroups": [GROUP | {"minReplicas": 1, "idleTimeoutSeconds": 60}],
+        },
+        "workerGroups[0] (cpu) has idleTimeoutSeconds, which the autoscaler alone heeds",
+    ),
+    ({"rayVersion": "2.51.0"}, "rayVersion is 2.51.0; Headrace runs on Ray 2.60"),
+    (
+        {"env": [{"name": "RAY_ADDRESS", "value": "elsewhere:6379"}]},
+        "head's pods get RAY_ADDRESS as environment, which KubeRay writes",
+    ),
+    (
+        {"workerGroups": [GROUP | {"env": [{"name": "HEADRACE_LOG_LEVEL", "value": "debug"}]}]},
+        "group-cpu's pods get HEADRACE_LOG_LEVEL as environment, which the settings of the gateway",
+    ),
+    (
+        {
+            "gateways": {
+                "podTemplate": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "ray",
+                                "env": [{"name": "RAY_SERVE_HAPROXY_BINARY_PATH", "value": "/a"}],
+                            }
+                        ]
+                    }
+                }
+            }
+        },
+        "gateways's pods get RAY_SERVE_HAPROXY_BINARY_PATH as environment; must be left out: "
+        "image.haproxy says it",
+    ),
+    (
+        {
+            "gateway": {
+                "channel": {
+                    "tls": {
+                        "certificate": "/tls/tls.crt",
+                        "key": "/tls/tls.key",
+                        "authority": "/tls/ca.crt",
+                    }
+                }
+            }
+        },
+        "gateway.channel.tls.authority is /tls/ca.crt, and no volume of gateways is mounted there",
+    ),
+    (
         {"gateway": {"replicas": 2}, "gateways": {"minAvailable": 2}},
         "gateways.minAvailable is 2, and there are 2 of their pods",
     ),
@@ -183,7 +231,9 @@ def test_pods_have_the_default_account_where_none_is_made() -> None:
 def test_texts_that_yaml_reads_as_something_else_stay_texts(name: str) -> None:
     values: Values = {
         "models": {"device": MODEL},
-        "workerGroups": [GROUP | {"name": name, "priorityClassName": "123"}],
+        "workerGroups": [
+            GROUP | {"name": name, "podTemplate": {"spec": {"priorityClassName": "123"}}}
+        ],
         "fullnameOverride": name,
         "auth": {"existingSecret": "123"},
         "serviceAccount": {"name": "0123"},

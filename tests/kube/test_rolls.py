@@ -72,7 +72,7 @@ TABLE: list[tuple[str, dict[str, Any], bool]] = [
     ),
     ("the image", {"image": {"tag": "0.2.0"}}, True),
     ("`head`, `gateways`", {"head": {"memory": "16Gi"}}, True),
-    ("`env`, `envFrom`, `podAnnotations`", {"env": [{"name": "A", "value": "1"}]}, True),
+    ("`env`, `envFrom`, `podTemplate`", {"env": [{"name": "A", "value": "1"}]}, True),
     ("`drainSeconds`", {"drainSeconds": 900}, True),
     ("`gateway.port`, `metrics_port`", {"gateway": {"replicas": 2, "port": 9000}}, True),
     (
