@@ -1,5 +1,5 @@
-"""What KubeRay's operator refuses although its CRD takes it, and which changes make it start a new
-cluster.
+"""What KubeRay's operator refuses although its CRD takes it, which changes make it start a new
+cluster, and what it does of a RayService over time.
 
 Source: kuberay v1.7.0, `utils/validation.go`, `rayservice_controller.go`
 (isClusterSpecHashEqual), `utils/util.go` (GenerateHashWithoutReplicasAndWorkersToDelete).
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from tests.kube.chart import Object
 
@@ -32,9 +33,9 @@ def refusals(service: Object) -> Iterator[str]:
         yield f"name {name!r} must be a DNS-1035 label of at most {_NAME} characters"
     if not cluster.get("rayVersion"):
         yield "rayVersion is missing: probes would be those of an old Ray"
-    for field in _BEHIND_GATES:
-        if field in cluster:
-            yield f"{field} is behind a feature gate that is off"
+    for gated in _BEHIND_GATES:
+        if gated in cluster:
+            yield f"{gated} is behind a feature gate that is off"
     if cluster.get("authOptions") and _version(cluster) < (2, 52):
         yield f"rayVersion {cluster.get('rayVersion')} knows no tokens"
     head = cluster["headGroupSpec"]
@@ -122,3 +123,68 @@ def _hashed(cluster: Object) -> Object:
         for name in _NOT_HASHED_IN_POD:
             group["template"]["spec"].pop(name, None)
     return found
+
+
+@dataclass
+class Operator:
+    """The clusters that KubeRay makes of a RayService (strategies NewCluster and None).
+
+    Source: `rayservice_controller.go`: reconcileRayCluster, shouldUpdateCluster,
+    shouldPrepareNewCluster, constructRayClusterForRayService, cleanUpRayClusterInstance. `active`
+    and `pending` are its status, which users can change; the Serve config goes to the pending
+    cluster where there is one.
+    """
+
+    clusters: dict[str, Object] = field(default_factory=dict)
+    serve_configs: dict[str, str] = field(default_factory=dict)
+    active: str = ""
+    pending: str = ""
+    _made: int = 0
+
+    def reconcile(self, service: Object) -> None:
+        """Until nothing changes any more; `serves` says when a pending cluster is ready."""
+        for _ in range(4):
+            self._once(service)
+
+    def serves(self) -> None:
+        """The pending cluster is ready, and becomes the active one."""
+        self.active, self.pending = self.pending, ""
+
+    def deletes_what_dangles(self) -> None:
+        """rayClusterDeletionDelaySeconds later."""
+        kept = {self.active, self.pending}
+        self.clusters = {name: each for name, each in self.clusters.items() if name in kept}
+
+    def status(self) -> Object:
+        return {
+            "activeServiceStatus": {"rayClusterName": self.active},
+            "pendingServiceStatus": {"rayClusterName": self.pending},
+        }
+
+    def _once(self, service: Object) -> None:
+        goal = service["spec"]["rayClusterConfig"]
+        if self.pending and self.pending not in self.clusters:
+            self.clusters[self.pending] = _constructed(service)
+        for name in (self.active, self.pending):
+            upgrading = name == self.active and self.pending
+            if name in self.clusters and not upgrading:
+                was = self.clusters[name]["metadata"]["made_of"]
+                if _hashed(was) != _hashed(goal) and not rolls(was, goal):
+                    self.clusters[name] = _constructed(service)  # groups were added at the end
+        self.serve_configs[self.pending or self.active] = service["spec"]["serveConfigV2"]
+        newest = self.clusters.get(self.pending) or self.clusters.get(self.active)
+        if newest is not None:
+            if not rolls(newest["metadata"]["made_of"], goal):
+                return
+            if service["spec"]["upgradeStrategy"]["type"] == "None":
+                return
+        self._made += 1
+        self.pending = f"{service['metadata']['name']}-{self._made}"
+
+
+def _constructed(service: Object) -> Object:
+    """A RayCluster; `made_of` stands for the hash in its annotations."""
+    spec = service["spec"]["rayClusterConfig"]
+    annotations = dict(service["metadata"].get("annotations", {}))
+    metadata = {"annotations": annotations, "made_of": copy.deepcopy(spec)}
+    return {"metadata": metadata, "spec": copy.deepcopy(spec)}

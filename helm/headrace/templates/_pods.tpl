@@ -196,9 +196,11 @@ spec:
 - name: tenants
   projected:
     sources:
-      {{- if $values.tenantFiles.config }}
-      - configMap:
-          name: {{ include "headrace.fullname" .root }}-tenants
+      # Both may come and go while gateways run.
+      {{- range list "configMap" "secret" }}
+      - {{ . }}:
+          name: {{ include "headrace.fullname" $.root }}-tenants
+          optional: true
       {{- end }}
       {{- range $values.tenantFiles.existingSecrets }}
       - secret:
