@@ -63,18 +63,9 @@ def _of_redis(cluster: Object) -> Iterator[str]:
 
 def _of_upgrades(spec: Object) -> Iterator[str]:
     strategy = spec.get("upgradeStrategy") or {}
-    kind, options = strategy.get("type"), strategy.get("clusterUpgradeOptions")
-    if kind not in (None, "NewCluster", "None", "NewClusterWithIncrementalUpgrade"):
-        yield f"upgradeStrategy.type {kind} is none"
-    if kind != "NewClusterWithIncrementalUpgrade":
-        return
-    if not options:
-        yield "clusterUpgradeOptions are missing"
-        return
-    if options["stepSizePercent"] > options.get("maxSurgePercent", 100):
-        yield "stepSizePercent is above maxSurgePercent"
-    if not spec["rayClusterConfig"].get("enableInTreeAutoscaling"):
-        yield "the incremental upgrade needs the in-tree autoscaler"
+    kind = strategy.get("type")
+    if kind not in (None, "NewCluster", "None"):
+        yield f"upgradeStrategy.type {kind} is none of those that are known here"
 
 
 def _of_group(group: Object, autoscaling: bool) -> Iterator[str]:

@@ -19,14 +19,8 @@ that runs before an installation (`check.enabled`). */}}
 {{- include "headrace.checkHead" . }}
 {{- include "headrace.checkFiles" . }}
 {{- include "headrace.checkEdge" . }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.gatewayClassName) }}
-{{- fail "upgrade.gatewayClassName is missing; the incremental upgrade needs a GatewayClass" }}
-{{- end }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.autoscaler.enabled) }}
-{{- fail "autoscaler.enabled is false; the incremental upgrade needs the autoscaler" }}
-{{- end }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (gt (int64 .Values.upgrade.stepPercent) (int64 .Values.upgrade.maxSurgePercent)) }}
-{{- fail (printf "upgrade.stepPercent is %v, above upgrade.maxSurgePercent %v, which KubeRay refuses; must not be above it" .Values.upgrade.stepPercent .Values.upgrade.maxSurgePercent) }}
+{{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" }}
+{{- fail "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None" }}
 {{- end }}
 {{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
 {{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}

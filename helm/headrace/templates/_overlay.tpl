@@ -48,7 +48,8 @@ takes a key away; lists grow, but for an item of a known name, which is merged o
 {{- end }}
 
 {{/* A pod that is none of Ray's. Of a dict: root, component, container and volumes (YAML; the container
-without what all have), token (whether it talks to the Kubernetes API). It stands where the head may. */}}
+without what all have), account (of a service account, "" for the default one), token (whether it talks
+to the Kubernetes API). It stands where the head may. */}}
 {{- define "headrace.jobPod" -}}
 {{- $text := include "headrace.jobPodItself" . -}}
 {{- with .root.Values.jobs.podTemplate -}}
@@ -64,8 +65,8 @@ metadata:
     app.kubernetes.io/component: {{ .component }}
 spec:
   restartPolicy: Never
-  {{- if .token }}
-  serviceAccountName: {{ include "headrace.fullname" .root }}-{{ .component }}
+  {{- with .account }}
+  serviceAccountName: {{ . | quote }}
   {{- end }}
   automountServiceAccountToken: {{ not (empty .token) }}
   enableServiceLinks: false
