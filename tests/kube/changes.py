@@ -117,6 +117,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
         "a key more, or fewer, in a Secret of `tenantFiles`": {},
         "the Secret `NAME-tenants`, made or deleted": {},
+        "`service`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
         "`ingress`": {"ingress": {"type": "route", "parentRefs": [{"name": "edge"}]}},
         "`networkPolicy.enabled`": {"networkPolicy": {"enabled": False}},
         "`networkPolicy.callers`": {"networkPolicy": {"callers": [{"podSelector": {}}]}},

@@ -34,6 +34,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "workerGroups[0] (cpu) has devices: dra and no device to claim",
     ),
     (
+        {"workerGroups": [GROUP | {"gpus": 1, "devices": "gke"}]},
+        "workerGroups[0] (cpu) has devices: gke, which is how GKE offers MIG slices; must have",
+    ),
+    (
         {"workerGroups": [GROUP | {"minReplicas": 3, "maxReplicas": 2}]},
         "workerGroups[0] (cpu) has maxReplicas 2, below minReplicas 3",
     ),

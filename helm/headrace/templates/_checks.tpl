@@ -115,6 +115,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and $group.migProfile $group.gpus }}
 {{- fail (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name) }}
 {{- end }}
+{{- if and (eq "gke" (default "plugin" $group.devices)) (not $group.migProfile) }}
+{{- fail (printf "workerGroups[%d] (%s) has devices: gke, which is how GKE offers MIG slices; must have migProfile" $position $group.name) }}
+{{- end }}
 {{- if eq "dra" (default "plugin" $group.devices) }}
 {{- if not (or $group.migProfile $group.gpus) }}
 {{- fail (printf "workerGroups[%d] (%s) has devices: dra and no device to claim; must have migProfile or gpus" $position $group.name) }}
