@@ -212,6 +212,12 @@ def _gpu(name: str, rows: Iterable[tuple[str, int | None, int | None]]) -> Gpu:
     return Gpu(name, tuple(Profile(row[0], n, row[1], row[2]) for n, row in enumerate(rows)))
 
 
+def _named(*sizes_gb: int) -> Iterator[tuple[str, None, None]]:
+    """Profiles of which nobody has published more than the names, which have these sizes."""
+    for kind, size in zip((1, 1, 2, 3, 4, 7), sizes_gb, strict=True):
+        yield f"{kind}g.{size}gb", None, None
+
+
 # The usable memory of each slice: the least that a driver was seen to print (`nvidia-smi mig
 # -lgip`) or a process to find; a profile's name is not its size. A
 # slice without a published figure has none, and is not used in plans until the user gives one. What
@@ -240,5 +246,10 @@ GPUS: Mapping[str, Gpu] = {
             ("1g.23gb", 20_992, None), ("1g.45gb", None, None), ("2g.45gb", None, None),
             ("3g.90gb", None, None), ("4g.90gb", None, None), ("7g.180gb", None, None),
         ]),
+        _gpu("h100-94", _named(12, 24, 24, 47, 47, 94)),
+        _gpu("gh200-144", _named(18, 36, 36, 72, 72, 144)),
+        _gpu("gb200-186", _named(23, 47, 47, 93, 93, 186)),
+        _gpu("b300-269", _named(34, 67, 67, 135, 135, 269)),
+        _gpu("gb300-278", _named(35, 70, 70, 139, 139, 278)),
     )
 }  # fmt: skip

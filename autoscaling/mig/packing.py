@@ -273,6 +273,12 @@ def profile_for(gpu: Gpu, demand: SliceDemand) -> Profile | str:
 
 def _too_large(gpu: Gpu, demand: SliceDemand) -> str:
     largest, unknown = gpu.largest(), gpu.unknown()
+    if len(unknown) == len(gpu.profiles):
+        names = ", ".join(each.name for each in unknown)
+        return (
+            f"needs {demand.need_mib:,} MiB, and nobody has published how much of {gpu.name}'s "
+            f"slices ({names}) is usable; --usable must say what a node of yours reports"
+        )
     said = (
         f"needs {demand.need_mib:,} MiB, and {largest.name}, the largest slice of {gpu.name} "
         f"whose size is known, holds {largest.usable_mib or 0:,}"

@@ -55,7 +55,7 @@ def generated() -> dict[Path, str]:
 def values_schema(values: str) -> dict[str, Any]:
     """The JSON Schema of all values, from the text of `values.yaml`, whose comments describe the
     chart's own values."""
-    own: dict[str, Any] = yaml.safe_load(_OWN_SCHEMA.read_text())
+    own: dict[str, Any] = _with_fields(yaml.safe_load(_OWN_SCHEMA.read_text()))
     sections, definitions = settings_schema()
     own["properties"] |= sections
     own.setdefault("$defs", {}).update(definitions)
@@ -66,12 +66,26 @@ def values_schema(values: str) -> dict[str, Any]:
     return own
 
 
+def _with_fields(schema: Any) -> Any:
+    """`fields`, which is no word of JSON Schema, as properties of which no other may be there."""
+    if isinstance(schema, list):
+        return [_with_fields(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    whole = {name: _with_fields(each) for name, each in schema.items()}
+    if "fields" not in whole:
+        return whole
+    any_value = {name: {} for name in whole.pop("fields")}
+    properties = any_value | whole.get("properties", {})
+    return whole | {"additionalProperties": False, "properties": properties}
+
+
 def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Makes each value required whose default is not empty.
 
     A user's `name:` without a value is null, and Helm then drops the default that templates read.
-    A value whose default is empty may stay so. Of mappings, only those whose keys the schema names
-    are required.
+    A value whose default is empty may stay so, and so may one that may be null. Of mappings, only
+    those whose keys the schema names are required.
     """
     needed = set(schema.get("required", ()))
     for name, default in defaults.items():
@@ -79,6 +93,8 @@ def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
         if "properties" in each and default:
             _require(each, default)
             needed.add(name)
+        elif "null" in each.get("type", ""):
+            continue
         elif default and not isinstance(default, dict | list):
             needed.add(name)
     schema["required"] = sorted(needed)
@@ -172,7 +188,8 @@ def _with_off(schema: dict[str, Any]) -> dict[str, Any]:
     if "off" not in schema.get("enum", ()):
         return schema
     without_type = {name: value for name, value in schema.items() if name != "type"}
-    return without_type | {"enum": [*schema["enum"], False]}
+    words = [each for each in schema["enum"] if each is not False]
+    return without_type | {"enum": [*words, False]}
 
 
 # ---- descriptions of values ---------------------------------------------------------------------

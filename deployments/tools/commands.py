@@ -188,7 +188,10 @@ def profile(file: Path, compare: str | None, dry_run: bool, as_json: bool, **opt
         call(f"{module}.compare", "compare", wanted, names, as_json=as_json)
 
 
-GPU_NAMES = ("a100-40", "a100-80", "h100-80", "h200-141", "b200-180")
+GPU_NAMES = (
+    "a100-40", "a100-80", "h100-80", "h200-141", "b200-180", "h100-94", "gh200-144", "gb200-186",
+    "b300-269", "gb300-278",
+)  # fmt: skip
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:

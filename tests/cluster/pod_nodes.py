@@ -45,7 +45,9 @@ class Stored:
         found: dict[str, str] = {}
         for source in volume["projected"]["sources"]:
             ((kind, of),) = source.items()
-            found |= (self.secrets if kind == "secret" else self.config_maps)[of["name"]]
+            stored = self.secrets if kind == "secret" else self.config_maps
+            if of["name"] in stored or not of.get("optional"):
+                found |= stored[of["name"]]
         return found
 
 

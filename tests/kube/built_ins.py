@@ -26,6 +26,11 @@ def complaints(each: Object, versions: tuple[str, ...] = VERSIONS) -> Iterator[s
             yield f"{version}: {error.json_path}: {error.message[:300]}"
 
 
+def definition(version: str, name: str) -> Any:
+    """The schema of a part of objects."""
+    return _schema(version, "_definitions")["$defs"][name]
+
+
 @cache
 def _validator(version: str, api_version: str, kind: str) -> Any:
     """Raises LookupError for what that version does not know."""

@@ -20,18 +20,22 @@ _LIMITS = {
 }
 
 
-def starts_pods(cluster: Object, template: Object) -> bool:
-    """Whether the template is of a RayCluster's head, and an autoscaler stands in it."""
+def asks_kubernetes(cluster: Object, template: Object) -> bool:
+    """Whether the template is of a RayCluster's head, and an autoscaler stands in it; or of the job
+    that tells a cluster its numbers of pods."""
+    labels = template.get("metadata", {}).get("labels", {})
     is_head = template is cluster["headGroupSpec"]["template"]
-    return is_head and cluster.get("enableInTreeAutoscaling") is True
+    is_job = labels.get("app.kubernetes.io/component") == "scale"
+    return is_job or (is_head and cluster.get("enableInTreeAutoscaling") is True)
 
 
-def weaknesses(template: Object, *, starts_pods: bool = False) -> Iterator[str]:
-    """`starts_pods`: of a head whose autoscaler talks to the Kubernetes API."""
+def weaknesses(template: Object, *, asks_kubernetes: bool = False) -> Iterator[str]:
+    """`asks_kubernetes`: of what talks to the Kubernetes API."""
     spec = template["spec"]
-    if spec.get("automountServiceAccountToken") is not False and not starts_pods:
+    if spec.get("automountServiceAccountToken") is not False and not asks_kubernetes:
         yield "CKV_K8S_38: a token of the Kubernetes API is mounted"
-    if spec.get("securityContext", {}).get("runAsUser", 0) < _FIRST_FREE_USER:
+    # Without a user it is the namespace's own (OpenShift), or the image's, which is 10001.
+    if spec.get("securityContext", {}).get("runAsUser", _FIRST_FREE_USER) < _FIRST_FREE_USER:
         yield f"CKV_K8S_40: runs as a user below {_FIRST_FREE_USER}, who may be one of the node's"
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         for complaint in _of_container(container):

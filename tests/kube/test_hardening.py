@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.kube.chart import Object, Values, cluster_of, objects
-from tests.kube.hardening import starts_pods, weaknesses
+from tests.kube.hardening import asks_kubernetes, weaknesses
 from tests.kube.pods import pods
 
 Plant = Callable[[Object], None]
@@ -71,9 +71,9 @@ def test_the_head_alone_may_have_a_token(plain_objects: list[Object]):
     assert with_token(plain_objects) == ["RayService/demo-headrace head"]
     cluster = cluster_of(plain_objects)
     head, *others = cluster["headGroupSpec"], *cluster["workerGroupSpecs"]
-    assert starts_pods(cluster, head["template"])
-    assert list(weaknesses(head["template"], starts_pods=True)) == []
-    assert not any(starts_pods(cluster, each["template"]) for each in others)
+    assert asks_kubernetes(cluster, head["template"])
+    assert list(weaknesses(head["template"], asks_kubernetes=True)) == []
+    assert not any(asks_kubernetes(cluster, each["template"]) for each in others)
 
 
 def test_a_head_without_an_autoscaler_has_no_token(plain: Values):
@@ -83,7 +83,7 @@ def test_a_head_without_an_autoscaler_has_no_token(plain: Values):
     head = cluster_of(made)["headGroupSpec"]["template"]
     assert head["spec"]["serviceAccountName"] == "demo-headrace"
     a_token(head)
-    (said,) = weaknesses(head, starts_pods=starts_pods(cluster_of(made), head))
+    (said,) = weaknesses(head, asks_kubernetes=asks_kubernetes(cluster_of(made), head))
     assert "CKV_K8S_38" in said
 
 

@@ -34,13 +34,17 @@ def test_install_upgrade_rollback_and_uninstall(server: tuple[Any, Store], plain
     assert set(store.of_kind("NetworkPolicy")) > {"demo-headrace-deny", "demo-headrace-head"}
     assert (store.of_kind("Job"), store.of_kind("ConfigMap")) == ({}, {}), "hooks leave nothing"
 
+    assert store.jobs == ["demo-headrace-check"]
+
     helm.upgrade(CHART, RELEASE, plain | SLOW_MODEL, timeout=_WAIT_S)
+    assert store.jobs[1:] == ["demo-headrace-check", "demo-headrace-scale"]
     upgraded = service(store)
     assert upgraded["spec"]["serveConfigV2"] != installed["spec"]["serveConfigV2"]
     clusters = [each["spec"]["rayClusterConfig"] for each in (installed, upgraded)]
     assert not rolls(*clusters)
 
     helm.rollback(RELEASE, timeout=_WAIT_S)
+    assert store.jobs[3:] == ["demo-headrace-scale"]
     assert service(store)["spec"] == installed["spec"]
     assert [each["status"] for each in helm.history(RELEASE)] == [
         "superseded", "superseded", "deployed",

@@ -207,6 +207,31 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
         {"workerGroups": [{"name": "g", "cpu": 1, "memory": "1Gi", "resources": {"CPU": 9}}]},
         "at '/workerGroups/0/resources/CPU'",
     ),
+    ({"env": [{"name": "A", "vaule": "1"}]}, "at '/env/0': additional properties 'vaule'"),
+    (
+        {"env": [{"name": "A", "valueFrom": {"secretRef": {}}}]},
+        "at '/env/0/valueFrom': additional properties 'secretRef'",
+    ),
+    (
+        {"envFrom": [{"secretref": {"name": "a"}}]},
+        "at '/envFrom/0': additional properties 'secretref'",
+    ),
+    ({"head": {"tolerations": [{"key": "a", "efect": "NoSchedule"}]}}, "'efect' not allowed"),
+    ({"head": {"tolerations": [{"operator": "Exist"}]}}, "at '/head/tolerations/0/operator'"),
+    (
+        {"podTemplate": {"spec": {"affinty": {}}}},
+        "at '/podTemplate/spec': additional properties 'affinty'",
+    ),
+    (
+        {"podTemplate": {"spec": {"affinity": {"podAfinity": {}}}}},
+        "additional properties 'podAfinity'",
+    ),
+    (
+        {"gateways": {"podTemplate": {"spec": {"containers": [{"name": "ray", "volumes": []}]}}}},
+        "at '/gateways/podTemplate/spec/containers/0': additional properties 'volumes'",
+    ),
+    ({"gateways": {"rayLabels": {"zone": "a b"}}}, "at '/gateways/rayLabels/zone'"),
+    ({"gateways": {"rayLabels": {"a zone": "a"}}}, "'a zone' not allowed"),
     ({"commonLabels": {"app.kubernetes.io/instance": "a"}}, "at '/commonLabels/app.kubernetes.io"),
     ({"commonLabels": {"helm.sh/chart": "a"}}, "at '/commonLabels/helm.sh"),
     *(

@@ -93,11 +93,11 @@ def test_it_is_a_proper_pod_that_only_needs_the_nodes_folder() -> None:
 
 
 def test_it_may_ask_where_files_lie() -> None:
-    policy = policies(with_artifacts("fetch"))["demo-headrace-prewarm"]["spec"]
+    policy = policies(with_artifacts("fetch"))["demo-headrace-files"]["spec"]
     assert policy["egress"] == EGRESS
     labels = daemon(with_artifacts("fetch"))["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-    assert "demo-headrace-prewarm" not in policies(with_artifacts("none"))
+    assert "demo-headrace-files" not in policies(with_artifacts("none"))
 
 
 def test_other_models_replace_its_pods_and_never_rays() -> None:

@@ -34,6 +34,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "workerGroups[0] (cpu) has devices: dra and no device to claim",
     ),
     (
+        {"workerGroups": [GROUP | {"gpus": 1, "devices": "gke"}]},
+        "workerGroups[0] (cpu) has devices: gke, which is how GKE offers MIG slices; must have",
+    ),
+    (
         {"workerGroups": [GROUP | {"minReplicas": 3, "maxReplicas": 2}]},
         "workerGroups[0] (cpu) has maxReplicas 2, below minReplicas 3",
     ),
@@ -88,26 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"storage": {"type": "image"}}, "storage.image.reference is missing"),
     (
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
-        "upgrade.gatewayClassName is missing",
-    ),
-    (
-        {
-            "upgrade": {"strategy": "NewClusterWithIncrementalUpgrade", "gatewayClassName": "g"},
-            "autoscaler": {"enabled": False},
-            "workerGroups": [GROUP | {"minReplicas": 1}],
-        },
-        "the incremental upgrade needs the autoscaler",
-    ),
-    (
-        {
-            "upgrade": {
-                "strategy": "NewClusterWithIncrementalUpgrade",
-                "gatewayClassName": "g",
-                "stepPercent": 60,
-                "maxSurgePercent": 50,
-            }
-        },
-        "upgrade.stepPercent is 60, above upgrade.maxSurgePercent 50",
+        "by which KubeRay gives each cluster a Service of its own",
     ),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
     (
@@ -125,6 +110,54 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"workerGroups": [GROUP | {"maxReplicas": 2, "minAvailable": 2}]},
         "workerGroups[0] (cpu) has minAvailable 2 and at most 2 pods",
+    ),
+    (
+        {
+            "autoscaler": {"enabled": False},
+            "workerGroups": [GROUP | {"minReplicas": 1, "idleTimeoutSeconds": 60}],
+        },
+        "workerGroups[0] (cpu) has idleTimeoutSeconds, which the autoscaler alone heeds",
+    ),
+    ({"rayVersion": "2.51.0"}, "rayVersion is 2.51.0; Headrace runs on Ray 2.60"),
+    (
+        {"env": [{"name": "RAY_ADDRESS", "value": "elsewhere:6379"}]},
+        "head's pods get RAY_ADDRESS as environment, which KubeRay writes",
+    ),
+    (
+        {"workerGroups": [GROUP | {"env": [{"name": "HEADRACE_LOG_LEVEL", "value": "debug"}]}]},
+        "group-cpu's pods get HEADRACE_LOG_LEVEL as environment, which the settings of the gateway",
+    ),
+    (
+        {
+            "gateways": {
+                "podTemplate": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "ray",
+                                "env": [{"name": "RAY_SERVE_HAPROXY_BINARY_PATH", "value": "/a"}],
+                            }
+                        ]
+                    }
+                }
+            }
+        },
+        "gateways's pods get RAY_SERVE_HAPROXY_BINARY_PATH as environment; must be left out: "
+        "image.haproxy says it",
+    ),
+    (
+        {
+            "gateway": {
+                "channel": {
+                    "tls": {
+                        "certificate": "/tls/tls.crt",
+                        "key": "/tls/tls.key",
+                        "authority": "/tls/ca.crt",
+                    }
+                }
+            }
+        },
+        "gateway.channel.tls.authority is /tls/ca.crt, and no volume of gateways is mounted there",
     ),
     (
         {"gateway": {"replicas": 2}, "gateways": {"minAvailable": 2}},
@@ -174,7 +207,8 @@ def test_a_release_that_kuberay_refuses_needs_another_name(release: str, name: s
 def test_pods_have_the_default_account_where_none_is_made() -> None:
     fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
     found = objects(fine | {"serviceAccount": {"create": False}})
-    assert "ServiceAccount" not in {each["kind"] for each in found}
+    accounts = [each["metadata"]["name"] for each in found if each["kind"] == "ServiceAccount"]
+    assert accounts == ["demo-headrace-scale"], "the job's, whose rights no other pod has"
     for group in cluster_of(found)["workerGroupSpecs"]:
         assert group["template"]["spec"]["serviceAccountName"] == "default"
 
@@ -183,7 +217,9 @@ def test_pods_have_the_default_account_where_none_is_made() -> None:
 def test_texts_that_yaml_reads_as_something_else_stay_texts(name: str) -> None:
     values: Values = {
         "models": {"device": MODEL},
-        "workerGroups": [GROUP | {"name": name, "priorityClassName": "123"}],
+        "workerGroups": [
+            GROUP | {"name": name, "podTemplate": {"spec": {"priorityClassName": "123"}}}
+        ],
         "fullnameOverride": name,
         "auth": {"existingSecret": "123"},
         "serviceAccount": {"name": "0123"},

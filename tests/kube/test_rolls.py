@@ -1,5 +1,5 @@
 """Which changes of the values start another cluster (twice the devices while it lasts), and which
-are made as it runs. docs/kubernetes.md has the same table."""
+are made in place. docs/kubernetes-changes.md is written from the same table."""
 
 from __future__ import annotations
 
@@ -8,91 +8,31 @@ from typing import Any
 
 import pytest
 
-from tests.kube.chart import ROOT, Object, Values, cluster_of, objects, serve_config_of
+from tests.kube.changes import BEFORE, CHANGES, DEVICE, PAGE, Outcome, changed, outcome, page
+from tests.kube.chart import Object, cluster_of, objects, serve_config_of
 from tests.kube.kuberay import rolls
 
-CPU = {"name": "cpu", "cpu": 4, "memory": "4Gi", "minReplicas": 1, "maxReplicas": 2}
-MIG = {"name": "mig", "cpu": 2, "memory": "12Gi", "maxReplicas": 2, "migProfile": "1g.18gb"}
-BEFORE: Values = {
-    "models": {"device": {"runtime": "synthetic", "options": {"base_ms": 2}}},
-    "gateway": {"replicas": 2},
-    "workerGroups": [CPU, MIG],
-}
-DEVICE = BEFORE["models"]["device"]
-# What changes, as the manual says it; the change; whether the cluster is replaced.
-TABLE: list[tuple[str, dict[str, Any], bool]] = [
-    ("a model's settings", {"models": {"device": DEVICE | {"slo": {"latency_ms": 50}}}}, False),
-    ("another model", {"models": {"device": DEVICE, "more": {"runtime": "synthetic"}}}, False),
-    ("a model's replicas", {"models": {"device": DEVICE | {"replicas": {"count": 3}}}}, False),
-    (
-        "how models are scaled, `scaling`",
-        {"models": {"device": DEVICE | {"replicas": {"max": 9}}}, "scaling": {"pool": {"max": 2}}},
-        False,
-    ),
-    ("tenants", {"tenants": {"acme": {"weight": 3}}}, False),
-    ("`gateway.replicas`", {"gateway": {"replicas": 3}}, False),
-    (
-        "`gateway.limits.max_held_bytes`, `allowed_hosts`",
-        {
-            "gateway": {
-                "replicas": 2,
-                "limits": {"max_held_bytes": 4096},
-                "allowed_hosts": ["a.example"],
-            }
-        },
-        False,
-    ),
-    (
-        "a group's `minReplicas`, `maxReplicas`",
-        {"workerGroups": [CPU | {"maxReplicas": 9}, MIG]},
-        False,
-    ),
-    (
-        "a group's `tolerations`",
-        {"workerGroups": [CPU | {"tolerations": [{"key": "a", "operator": "Exists"}]}, MIG]},
-        False,
-    ),
-    ("a group added at the end", {"workerGroups": [CPU, MIG, CPU | {"name": "more"}]}, False),
-    ("`upgrade`", {"upgrade": {"strategy": "None"}}, False),
-    (
-        "`networkPolicy`, `ingress`, `podMonitors`, `observability`, `tenantFiles.config`",
-        {
-            "networkPolicy": {"enabled": False},
-            "observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}},
-        },
-        False,
-    ),
-    ("`commonLabels`", {"commonLabels": {"team": "search"}}, False),
-    ("a group added elsewhere", {"workerGroups": [CPU | {"name": "first"}, CPU, MIG]}, True),
-    ("a group taken away", {"workerGroups": [CPU]}, True),
-    (
-        "a group's CPUs, memory, devices, labels",
-        {"workerGroups": [CPU | {"memory": "8Gi"}, MIG]},
-        True,
-    ),
-    ("the image", {"image": {"tag": "0.2.0"}}, True),
-    ("`head`, `gateways`", {"head": {"memory": "16Gi"}}, True),
-    ("`env`, `envFrom`, `podAnnotations`", {"env": [{"name": "A", "value": "1"}]}, True),
-    ("`drainSeconds`", {"drainSeconds": 900}, True),
-    ("`gateway.port`, `metrics_port`", {"gateway": {"replicas": 2, "port": 9000}}, True),
-    (
-        "`gateway.log`, `haproxy_*`, `drain_s`, `replay`, `trusted_proxies`; of `limits` "
-        "`max_requests`, `max_body_bytes`, `headers_timeout_s`, `body_timeout_s`, "
-        "`connections_per_source`",
-        {"gateway": {"replicas": 2, "limits": {"max_body_bytes": 4096}}},
-        True,
-    ),
-    ("`storage`, `cache`", {"cache": {"size": "99Gi"}}, True),
-    ("`faultTolerance`, `auth`, `autoscaler`", {"autoscaler": {"idleTimeoutSeconds": 60}}, True),
+ROWS = [
+    (what, change, each) for each, changes in CHANGES.items() for what, change in changes.items()
 ]
 
 
-@pytest.mark.parametrize(("what", "change", "rolled"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_change_rolls_the_cluster_or_does_not(
-    what: str, change: dict[str, Any], rolled: bool
+@pytest.fixture(scope="module")
+def before() -> list[Object]:
+    return objects(BEFORE)
+
+
+@pytest.mark.parametrize(("what", "change", "said"), ROWS, ids=[row[0] for row in ROWS])
+def test_an_upgrade_does_what_the_table_says(
+    before: list[Object], what: str, change: dict[str, Any], said: Outcome
 ) -> None:
-    before, after = objects(BEFORE), objects(BEFORE | change)
-    assert rolls(cluster_of(before), cluster_of(after)) is rolled
+    after = objects(changed(change)) if change else before
+    assert outcome(before, after) is said
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert len(ROWS) == len({what for what, _, _ in ROWS}) > 94
+    assert PAGE.read_text() == page(), "python -m tests.kube.changes"
 
 
 def test_a_changed_model_changes_its_own_application_alone() -> None:
@@ -135,12 +75,6 @@ def test_the_tokens_of_the_check_are_told_apart() -> None:
     swapped["workerGroupSpecs"].reverse()
     assert not rolls(cluster, copy.deepcopy(cluster))
     assert rolls(cluster, swapped)
-
-
-def test_the_manual_has_the_same_table() -> None:
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
-    for what, _, rolled in TABLE:
-        assert f"| {what} | {'another cluster' if rolled else 'as it runs'} |" in page, what
 
 
 def _by_name(config: Object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from deployments.settings.gateway import GatewaySettings
 from tests.kube import built_ins, kuberay, ray_rules, wiring
 from tests.kube.chart import Object, Values, cluster_of, merged, ray_service, settings_of
 from tests.kube.crds import Crds
-from tests.kube.hardening import starts_pods, weaknesses
+from tests.kube.hardening import asks_kubernetes, weaknesses
 from tests.kube.pods import as_pod, insecurities, pods
 
 Layer = tuple[str, Callable[[], Iterator[str]]]
@@ -72,6 +72,6 @@ def _has_image_volume(template: Object) -> bool:
 def _of_security(objects: list[Object], cluster: Object) -> Iterator[str]:
     for each in objects:
         for name, template in pods(each):
-            weak = weaknesses(template, starts_pods=starts_pods(cluster, template))
+            weak = weaknesses(template, asks_kubernetes=asks_kubernetes(cluster, template))
             for said in (*insecurities(template), *weak):
                 yield f"{name}: {said}"

@@ -8,6 +8,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if or (hasPrefix "127." $gateway.host) (has $gateway.host (list "localhost" "::1")) }}
 {{- fail (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host) }}
 {{- end }}
+{{- if semverCompare "<2.60.0-0" .Values.rayVersion }}
+{{- fail (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion) }}
+{{- end }}
 {{- include "headrace.checkName" . }}
 {{- include "headrace.checkGateways" . }}
 {{- include "headrace.checkPorts" . }}
@@ -16,14 +19,8 @@ that runs before an installation (`check.enabled`). */}}
 {{- include "headrace.checkHead" . }}
 {{- include "headrace.checkFiles" . }}
 {{- include "headrace.checkEdge" . }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.gatewayClassName) }}
-{{- fail "upgrade.gatewayClassName is missing; the incremental upgrade needs a GatewayClass" }}
-{{- end }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.autoscaler.enabled) }}
-{{- fail "autoscaler.enabled is false; the incremental upgrade needs the autoscaler" }}
-{{- end }}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (gt (int64 .Values.upgrade.stepPercent) (int64 .Values.upgrade.maxSurgePercent)) }}
-{{- fail (printf "upgrade.stepPercent is %v, above upgrade.maxSurgePercent %v, which KubeRay refuses; must not be above it" .Values.upgrade.stepPercent .Values.upgrade.maxSurgePercent) }}
+{{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" }}
+{{- fail "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None" }}
 {{- end }}
 {{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
 {{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
@@ -118,6 +115,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and $group.migProfile $group.gpus }}
 {{- fail (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name) }}
 {{- end }}
+{{- if and (eq "gke" (default "plugin" $group.devices)) (not $group.migProfile) }}
+{{- fail (printf "workerGroups[%d] (%s) has devices: gke, which is how GKE offers MIG slices; must have migProfile" $position $group.name) }}
+{{- end }}
 {{- if eq "dra" (default "plugin" $group.devices) }}
 {{- if not (or $group.migProfile $group.gpus) }}
 {{- fail (printf "workerGroups[%d] (%s) has devices: dra and no device to claim; must have migProfile or gpus" $position $group.name) }}
@@ -125,6 +125,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version }}
 {{- fail (printf "workerGroups[%d] (%s) has devices: dra, which needs Kubernetes 1.34 (resource.k8s.io/v1); this is %s" $position $group.name $.Capabilities.KubeVersion.Version) }}
 {{- end }}
+{{- end }}
+{{- if and (hasKey $group "idleTimeoutSeconds") (not $.Values.autoscaler.enabled) }}
+{{- fail (printf "workerGroups[%d] (%s) has idleTimeoutSeconds, which the autoscaler alone heeds; must be left out with autoscaler.enabled: false" $position $group.name) }}
 {{- end }}
 {{- if and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas))) }}
 {{- fail (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas) }}
@@ -209,6 +212,44 @@ that runs before an installation (`check.enabled`). */}}
 {{- if not $fits }}
 {{- $of := ternary (printf "%s, group %s" $name .group) $name (ne .group "") }}
 {{- fail (printf "%s wants %v CPUs, %v GPUs and %s, which a pod of none of workerGroups has" $of $cpus $gpus (toJson $wanted)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of a Ray pod as it will be: Ray's container is the first, and files that settings name are there. */}}
+{{- define "headrace.checkPod" -}}
+{{- $component := .component -}}
+{{- $ray := first .pod.spec.containers -}}
+{{- range $which, $path := dig "channel" "tls" dict .root.Values.gateway | default dict }}
+{{- $there := eq $component "head" }}
+{{- range $ray.volumeMounts }}
+{{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $path }}{{ $there = true }}{{ end }}
+{{- end }}
+{{- if not $there }}
+{{- fail (printf "gateway.channel.tls.%s is %s, and no volume of %s is mounted there; podTemplate must mount one" $which $path $component) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of what is laid over a Ray pod: variables that are somebody else's to set. */}}
+{{- define "headrace.checkEnvironment" -}}
+{{- $ours := keys (include "headrace.gateway" .root | fromJson).environment -}}
+{{- $kuberays := list "FQ_RAY_IP" "KUBERAY_GEN_RAY_START_CMD" "RAY_ADDRESS" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_CLOUD_INSTANCE_ID" "RAY_CLUSTER_NAME" "RAY_CLUSTER_NAMESPACE" "RAY_IP" "RAY_NODE_TYPE_NAME" "RAY_PORT" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace" "REDIS_PASSWORD" "REDIS_USERNAME" -}}
+{{- $values := dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "drainSeconds" "RAY_SERVE_HAPROXY_BINARY_PATH" "image.haproxy" "HEADRACE_SOURCES" "storage.path" -}}
+{{- $component := .component -}}
+{{- range dig "spec" "containers" list .over }}
+{{- if eq .name "ray" }}
+{{- range default list .env }}
+{{- if has .name $kuberays }}
+{{- fail (printf "%s's pods get %s as environment, which KubeRay writes; must be left out" $component .name) }}
+{{- end }}
+{{- if has .name $ours }}
+{{- fail (printf "%s's pods get %s as environment, which the settings of the gateway say; must be left out" $component .name) }}
+{{- end }}
+{{- if hasKey $values .name }}
+{{- fail (printf "%s's pods get %s as environment; must be left out: %s says it" $component .name (get $values .name)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -44,6 +44,11 @@ because neither KubeRay nor Ray counts every profile. */}}
 {{- $gpus = $group.gpus }}
 {{- end }}
 {{- if $claim }}{{ $device = dict }}{{ end }}
+{{- if eq "gke" (default "plugin" $group.devices) }}
+{{- $device = dict "nvidia.com/gpu" 1 }}
+{{- $selector := dict "cloud.google.com/gke-gpu-partition-size" $group.migProfile }}
+{{- $group = set (deepCopy $group) "nodeSelector" (merge $selector (default dict $group.nodeSelector)) }}
+{{- end }}
 {{- $ports := include "headrace.ports" .root | fromJson -}}
 {{- $least := default 0 $group.minReplicas -}}
 - groupName: {{ $group.name | quote }}

@@ -10,9 +10,11 @@ headrace.io/node: ray
 
 {{- define "headrace.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.runAsUser }}
-runAsGroup: {{ .Values.runAsUser }}
-fsGroup: {{ .Values.runAsUser }}
+{{- with .Values.runAsUser }}
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -38,18 +40,35 @@ imagePullSecrets:
 {{- end }}
 
 {{/* One Ray node. Of a dict: root, component, node (cpu, memory, objectStore, nodeSelector,
-tolerations, affinity, runtimeClassName, priorityClassName, env), device (resource name to number),
-claim (a ResourceClaimTemplate, in the device's place), ports (name to number), head. */}}
+tolerations, env, podTemplate), device (resource name to number), claim (a ResourceClaimTemplate, in
+the device's place), ports (name to number), head. */}}
 {{- define "headrace.rayPod" -}}
+{{- $text := include "headrace.rayPodItself" . -}}
+{{- $overlays := list -}}
+{{- range list .root.Values.env .node.env -}}
+{{- if . }}{{ $overlays = append $overlays (dict "spec" (dict "containers" (list (dict "name" "ray" "env" .)))) }}{{ end -}}
+{{- end -}}
+{{- range list .root.Values.podTemplate .node.podTemplate -}}
+{{- if . }}{{ $overlays = append $overlays . }}{{ end -}}
+{{- end -}}
+{{- if or $overlays (dig "channel" "tls" nil .root.Values.gateway) -}}
+{{- $pod := fromYaml $text -}}
+{{- range $overlays -}}
+{{- include "headrace.checkEnvironment" (dict "root" $.root "component" $.component "over" .) -}}
+{{- $pod = include "headrace.overlaid" (list $pod .) | fromJson -}}
+{{- end -}}
+{{- include "headrace.checkPod" (dict "root" .root "component" .component "pod" $pod) -}}
+{{- $text = toYaml $pod -}}
+{{- end -}}
+{{- $text -}}
+{{- end }}
+
+{{- define "headrace.rayPodItself" -}}
 {{- $values := .root.Values -}}
 {{- $node := .node -}}
 metadata:
   labels:
     {{- include "headrace.rayPodLabels" . | nindent 4 }}
-  {{- with $values.podAnnotations }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
 spec:
   {{- if or (not .head) (not $values.autoscaler.enabled) }}
   serviceAccountName: {{ include "headrace.serviceAccount" .root | quote }}
@@ -62,18 +81,8 @@ spec:
   {{- end }}
   securityContext:
     {{- include "headrace.podSecurity" .root | nindent 4 }}
-  {{- with $node.priorityClassName }}
-  priorityClassName: {{ . | quote }}
-  {{- end }}
-  {{- with $node.runtimeClassName }}
-  runtimeClassName: {{ . | quote }}
-  {{- end }}
   {{- with $node.nodeSelector }}
   nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $node.affinity }}
-  affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .claim }}
@@ -139,12 +148,6 @@ spec:
         - name: HEADRACE_SOURCES
           value: {{ $values.storage.path | quote }}
         {{- end }}
-        {{- with $values.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $node.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
       {{- with $values.envFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
@@ -193,9 +196,11 @@ spec:
 - name: tenants
   projected:
     sources:
-      {{- if $values.tenantFiles.config }}
-      - configMap:
-          name: {{ include "headrace.fullname" .root }}-tenants
+      # Both may come and go while gateways run.
+      {{- range list "configMap" "secret" }}
+      - {{ . }}:
+          name: {{ include "headrace.fullname" $.root }}-tenants
+          optional: true
       {{- end }}
       {{- range $values.tenantFiles.existingSecrets }}
       - secret:

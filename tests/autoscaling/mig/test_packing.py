@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaling.mig.geometry import GPUS, KINDS, MEMORY_SLICES, fits, placed
+from autoscaling.mig.geometry import GPUS, KINDS, MEMORY_SLICES, fits, placed, with_usable
 from autoscaling.mig.packing import Packing, SliceDemand, best_fit, pack
 from tests.autoscaling.mig import exhaustive
 
@@ -137,6 +137,17 @@ def test_what_fits_no_slice_is_refused_with_the_reason(demand, reason):
     plan = pack(H100, [demand, SliceDemand("other", 1, 1_000)])
     assert [each.reason for each in plan.rejected] == [reason]
     assert replicas_of(plan, "other") == [1]
+
+
+@pytest.mark.parametrize("name", ["h100-94", "gh200-144", "gb200-186", "b300-269", "gb300-278"])
+def test_a_gpu_of_which_only_names_are_known_is_planned_with_what_a_node_says(name: str) -> None:
+    gpu, demand = GPUS[name], [SliceDemand("a", 3, 10_000)]
+    (refused,) = pack(gpu, demand).rejected
+    assert f"nobody has published how much of {name}'s slices" in refused.reason
+    assert "--usable must say" in refused.reason
+    two = gpu.profiles[2].name
+    (planned,) = pack(with_usable(gpu, {two: 11_000}), demand).gpus
+    assert [each.profile.name for each in planned.slices] == [two] * 3
 
 
 def test_sizes_that_nobody_knows_are_named():

@@ -43,6 +43,8 @@ def _undescribed(schema: dict[str, Any], path: tuple[str, ...]) -> Any:
         elif "description" not in each:
             yield ".".join((*path, name))
     for name, each in schema.get("$defs", {}).items():
+        if name in ("Affinity", "PodTemplate"):
+            continue  # Kubernetes describes it
         yield from _undescribed(each, (name,))
 
 

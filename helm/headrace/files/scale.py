@@ -1,0 +1,118 @@
+"""Tells running RayClusters what KubeRay does not: numbers of pods, and what pods tolerate.
+
+Such a change of a RayService makes no other cluster, and KubeRay leaves the one that runs as it is.
+A cluster whose pods are others than the RayService's is left alone: KubeRay replaces it, or adds to
+it.
+"""
+
+import json
+import os
+import ssl
+import sys
+import urllib.error
+import urllib.request
+
+POD_ANNOTATION = "headrace.io/pods"  # of both: what pods are made of, but for what is applied here
+COUNTS = ("minReplicas", "maxReplicas")
+
+
+def apply(ask, name):
+    """Patches the clusters of the RayService. `ask`: of a method, a resource, its name and a JSON
+    patch, the answer; None for what is not there."""
+    service = ask("GET", "rayservices", name)
+    status = service.get("status", {})
+    for which in ("activeServiceStatus", "pendingServiceStatus"):
+        cluster_name = status.get(which, {}).get("rayClusterName")
+        cluster = ask("GET", "rayclusters", cluster_name) if cluster_name else None
+        if cluster is None:
+            continue
+        if not same_pods(service, cluster):
+            print(f"{cluster_name} has other pods than the RayService, which KubeRay sees to")
+            continue
+        changes = patch(service["spec"]["rayClusterConfig"], cluster["spec"])
+        if changes:
+            ask("PATCH", "rayclusters", cluster_name, changes)
+        print(f"{cluster_name}: {json.dumps(changes) if changes else 'nothing to change'}")
+
+
+def same_pods(service, cluster):
+    """Where no other cluster is ever made, whatever can be applied is."""
+    if service["spec"]["upgradeStrategy"]["type"] == "None":
+        return True
+    return pods(service) is not None and pods(service) == pods(cluster)
+
+
+def pods(each):
+    return each["metadata"].get("annotations", {}).get(POD_ANNOTATION)
+
+
+def patch(wanted, running):
+    """From what a cluster is to what it ought to be, as a JSON patch (RFC 6902)."""
+    head = "/spec/headGroupSpec"
+    changes = tolerations(wanted["headGroupSpec"], running["headGroupSpec"], head)
+    groups = {each["groupName"]: each for each in wanted["workerGroupSpecs"]}
+    for number, now in enumerate(running["workerGroupSpecs"]):
+        group = groups.get(now["groupName"])
+        if group is None:
+            continue
+        place = f"/spec/workerGroupSpecs/{number}"
+        numbers = {each: group[each] for each in COUNTS}
+        numbers["replicas"] = group["replicas"]
+        if wanted.get("enableInTreeAutoscaling"):
+            # Between the bounds their number is the autoscaler's.
+            least, most = (group[each] for each in COUNTS)
+            numbers["replicas"] = min(max(now.get("replicas", least), least), most)
+        new = [
+            {"op": "add", "path": f"{place}/{field}", "value": value}
+            for field, value in numbers.items()
+            if now.get(field) != value
+        ]
+        new += tolerations(group, now, place)
+        if new:
+            same = {"op": "test", "path": f"{place}/groupName", "value": now["groupName"]}
+            changes += [same, *new]
+    return changes
+
+
+def tolerations(wanted, running, place):
+    path = f"{place}/template/spec/tolerations"
+    want = wanted["template"]["spec"].get("tolerations", [])
+    have = running["template"]["spec"].get("tolerations", [])
+    if want == have:
+        return []
+    return [{"op": "add", "path": path, "value": want} if want else {"op": "remove", "path": path}]
+
+
+def asker():
+    """Asks the Kubernetes API as the pod's service account."""
+    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+    with open(f"{folder}/token") as file:
+        token = file.read().strip()
+    with open(f"{folder}/namespace") as file:
+        namespace = file.read().strip()
+    host, port = (os.environ[f"KUBERNETES_SERVICE_{each}"] for each in ("HOST", "PORT"))
+    host = f"[{host}]" if ":" in host else host
+    root = f"https://{host}:{port}/apis/ray.io/v1/namespaces/{namespace}"
+    context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
+
+    def ask(method, resource, name, body=None):
+        headers = {
+            "authorization": f"Bearer {token}",
+            "content-type": "application/json-patch+json",
+        }
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{root}/{resource}/{name}"
+        request = urllib.request.Request(url, data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            sys.exit(f"{method} {resource}/{name}: {error.code}: {error.read().decode()}")
+
+    return ask
+
+
+if __name__ == "__main__":
+    apply(asker(), os.environ["NAME"])

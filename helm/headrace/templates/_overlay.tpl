@@ -1,0 +1,102 @@
+{{/* `podTemplate` values: what Kubernetes has and the chart has no value of its own for, laid over the
+pods that the chart writes. */}}
+
+{{/* Of a list of two mappings: the second over the first, in JSON. Mappings are merged key by key; null
+takes a key away; lists grow, but for an item of a known name, which is merged or replaced. */}}
+{{- define "headrace.overlaid" -}}
+{{- $own := index . 0 -}}
+{{- $found := deepCopy $own -}}
+{{- range $key, $value := index . 1 -}}
+{{- $was := index $own $key -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $found $key -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" $was) -}}
+{{- $_ := set $found $key (include "headrace.overlaid" (list $was $value) | fromJson) -}}
+{{- else if and (kindIs "slice" $value) (kindIs "slice" $was) -}}
+{{- $_ := set $found $key (include "headrace.overlaidList" (list $was $value $key) | fromJson).items -}}
+{{- else -}}
+{{- $_ := set $found $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end }}
+
+{{/* Of a list of two lists and the key that they stand under. */}}
+{{- define "headrace.overlaidList" -}}
+{{- $merged := dict "containers" "name" "initContainers" "name" "topologySpreadConstraints" "topologyKey" -}}
+{{- $replaced := dict "env" "name" "volumes" "name" "volumeMounts" "mountPath" -}}
+{{- $key := index . 2 -}}
+{{- $by := dig $key (dig $key "" $merged) $replaced -}}
+{{- $over := index . 1 -}}
+{{- $found := list -}}
+{{- $names := list -}}
+{{- range $each := index . 0 -}}
+{{- $item := $each -}}
+{{- range $new := $over -}}
+{{- if and $by (eq (index $each $by) (index $new $by)) -}}
+{{- $item = $new -}}
+{{- if hasKey $merged $key }}{{ $item = include "headrace.overlaid" (list $each $new) | fromJson }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if $by }}{{ $names = append $names (index $each $by) }}{{ end -}}
+{{- $found = append $found $item -}}
+{{- end -}}
+{{- range $new := $over -}}
+{{- if not (and $by (has (index $new $by) $names)) }}{{ $found = append $found $new }}{{ end -}}
+{{- end -}}
+{{- dict "items" $found | toJson -}}
+{{- end }}
+
+{{/* A pod that is none of Ray's. Of a dict: root, component, container and volumes (YAML; the container
+without what all have), account (of a service account, "" for the default one), token (whether it talks
+to the Kubernetes API). It stands where the head may. */}}
+{{- define "headrace.jobPod" -}}
+{{- $text := include "headrace.jobPodItself" . -}}
+{{- with .root.Values.jobs.podTemplate -}}
+{{- $text = include "headrace.overlaid" (list (fromYaml $text) .) | fromJson | toYaml -}}
+{{- end -}}
+{{- $text -}}
+{{- end }}
+
+{{- define "headrace.jobPodItself" -}}
+metadata:
+  labels:
+    {{- include "headrace.selector" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+spec:
+  restartPolicy: Never
+  {{- with .account }}
+  serviceAccountName: {{ . | quote }}
+  {{- end }}
+  automountServiceAccountToken: {{ not (empty .token) }}
+  enableServiceLinks: false
+  {{- with include "headrace.pullSecrets" .root }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  securityContext:
+    {{- include "headrace.podSecurity" .root | nindent 4 }}
+  {{- range $field := list "nodeSelector" "tolerations" }}
+  {{- with index $.root.Values.head $field }}
+  {{ $field }}:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  containers:
+    - name: job
+      image: {{ include "headrace.image" .root | quote }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      securityContext:
+        {{- include "headrace.containerSecurity" .root | nindent 8 }}
+      {{- .container | nindent 6 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        {{- with .mounts }}
+        {{- . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {}
+    {{- with .volumes }}
+    {{- . | nindent 4 }}
+    {{- end }}
+{{- end }}

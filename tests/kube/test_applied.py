@@ -1,0 +1,149 @@
+"""Changes that make no other cluster reach the one that runs: by KubeRay itself, or by the job of
+`upgrade.applyCounts`. (Those of the Serve config: test_rolls.py.)"""
+
+from __future__ import annotations
+
+import copy
+import runpy
+from typing import Any
+
+import pytest
+
+from tests.kube.changes import BEFORE, CHANGES, CPU, MIG, Outcome, changed
+from tests.kube.chart import CHART, Object, Values, cluster_of, objects, ray_service
+from tests.kube.kuberay import Operator, rolls
+
+SCALE = runpy.run_path(str(CHART / "files" / "scale.py"))
+NAME = "demo-headrace"
+MORE_GATEWAYS = {"gateway": {"replicas": 5}}
+
+
+class Kubernetes:
+    """What the job asks: a RayService, and the clusters that an operator made of it."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator, self.service, self.patches = operator, {}, 0
+
+    def upgrade(self, values: Values) -> None:
+        """`helm upgrade`, until the operator and the job have done what they do."""
+        self.service = ray_service(objects(values))
+        self.operator.reconcile(self.service)
+        SCALE["apply"](self.ask, NAME)
+
+    def ask(self, method: str, resource: str, name: str, body: Any = None) -> Any:
+        if resource == "rayservices":
+            return self.service | {"status": self.operator.status()}
+        cluster = self.operator.clusters.get(name)
+        if method == "PATCH":
+            self.patches += 1
+            patched(cluster, body)
+        return cluster
+
+
+def patched(found: Any, changes: list[Object]) -> None:
+    """RFC 6902, as much as the job asks for: `test`, `remove`, and `add` to a mapping."""
+    for each in changes:
+        *path, last = each["path"].strip("/").split("/")
+        there = found
+        for part in path:
+            there = there[int(part)] if isinstance(there, list) else there[part]
+        if each["op"] == "test":
+            assert there[last] == each["value"]
+        elif each["op"] == "remove":
+            del there[last]
+        else:
+            assert each["op"] == "add"
+            there[last] = each["value"]
+
+
+@pytest.fixture
+def running() -> Kubernetes:
+    kubernetes = Kubernetes(Operator())
+    kubernetes.upgrade(BEFORE)
+    kubernetes.operator.serves()
+    assert kubernetes.patches == 0, "a new cluster has what it ought to have"
+    return kubernetes
+
+
+def active(kubernetes: Kubernetes) -> Object:
+    spec: Object = kubernetes.operator.clusters[kubernetes.operator.active]["spec"]
+    return spec
+
+
+def bounded(cluster: Object) -> Object:
+    """Without the numbers that the autoscaler chooses between their bounds."""
+    groups = [{**each, "replicas": 0} for each in cluster["workerGroupSpecs"]]
+    return cluster | {"workerGroupSpecs": groups}
+
+
+@pytest.mark.parametrize("what", CHANGES[Outcome.COUNTS])
+def test_a_change_of_numbers_or_tolerations_is_applied_to_the_cluster_that_runs(
+    running: Kubernetes, what: str
+) -> None:
+    first, values = running.operator.active, changed(CHANGES[Outcome.COUNTS][what])
+    running.upgrade(values)
+    assert (running.operator.active, running.operator.pending) == (first, "")
+    wanted = cluster_of(objects(values))
+    assert active(running) == wanted
+    assert running.patches == 1
+    running.upgrade(values)
+    assert running.patches == 1, "it is there already"
+    running.upgrade(BEFORE)
+    assert bounded(active(running)) == bounded(cluster_of(objects(BEFORE))), "so is a rollback"
+
+
+def test_without_the_job_kuberay_leaves_the_cluster_as_it_is(running: Kubernetes) -> None:
+    before = copy.deepcopy(active(running))
+    running.service = ray_service(objects(changed(MORE_GATEWAYS)))
+    running.operator.reconcile(running.service)
+    assert active(running) == before
+
+
+def test_the_number_of_pods_stays_the_autoscalers_within_the_bounds(running: Kubernetes) -> None:
+    active(running)["workerGroupSpecs"][1]["replicas"] = 2
+    running.upgrade(BEFORE | {"workerGroups": [CPU | {"maxReplicas": 9}, MIG]})
+    assert active(running)["workerGroupSpecs"][1]["replicas"] == 2
+    running.upgrade(BEFORE | {"workerGroups": [CPU | {"minReplicas": 4, "maxReplicas": 9}, MIG]})
+    assert active(running)["workerGroupSpecs"][1]["replicas"] == 4
+    running.upgrade(BEFORE | {"workerGroups": [CPU | {"maxReplicas": 1}, MIG]})
+    assert active(running)["workerGroupSpecs"][1]["replicas"] == 1
+
+
+def test_without_an_autoscaler_it_is_the_values(running: Kubernetes) -> None:
+    groups = [CPU, MIG | {"minReplicas": 1}]
+    values = BEFORE | {"autoscaler": {"enabled": False}, "workerGroups": groups}
+    running.upgrade(values)
+    running.operator.serves()
+    running.upgrade(values | {"workerGroups": [CPU | {"minReplicas": 2}, groups[1]]})
+    assert [each["replicas"] for each in active(running)["workerGroupSpecs"]] == [2, 2, 1]
+
+
+def test_a_cluster_that_is_being_replaced_keeps_what_it_has(running: Kubernetes) -> None:
+    """Its callers need its pods until the other serves."""
+    before = copy.deepcopy(active(running))
+    running.upgrade(changed({"image": {"tag": "2"}, "gateway": {"replicas": 1}}))
+    assert running.operator.pending
+    assert active(running) == before
+
+
+def test_one_that_is_never_replaced_gets_what_can_be_applied(running: Kubernetes) -> None:
+    never = {"upgrade": {"strategy": "None"}, "image": {"tag": "2"}, "gateway": {"replicas": 4}}
+    running.upgrade(changed(never))
+    assert running.operator.pending == ""
+    assert active(running)["workerGroupSpecs"][0]["maxReplicas"] == 4
+    assert rolls(active(running), cluster_of(objects(changed(never))))
+
+
+def test_a_group_at_the_end_is_added_by_kuberay_and_scaled_afterwards(running: Kubernetes) -> None:
+    groups = [CPU, MIG, CPU | {"name": "more"}]
+    running.upgrade(BEFORE | {"workerGroups": groups})
+    assert running.operator.pending == ""
+    assert [each["groupName"] for each in active(running)["workerGroupSpecs"]][-1] == "more"
+    running.upgrade(BEFORE | {"workerGroups": [*groups[:2], groups[2] | {"maxReplicas": 7}]})
+    assert active(running)["workerGroupSpecs"][-1]["maxReplicas"] == 7
+
+
+def test_a_cluster_of_another_name_than_the_status_says_is_nobodys(running: Kubernetes) -> None:
+    running.operator.clusters.clear()
+    running.upgrade(changed(MORE_GATEWAYS))
+    assert running.patches == 0

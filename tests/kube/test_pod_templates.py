@@ -1,0 +1,162 @@
+"""What users lay over the chart's pods: volumes, certificates, sidecars, placement, resources."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from deployments.tools.chart import values_schema
+from tests.kube import built_ins
+from tests.kube.chart import CHART, Object, Values, cluster_of, objects
+from tests.kube.pods import as_pod, insecurities, pods
+from tests.kube.test_planted_faults import of_kind
+
+SIDECAR = {
+    "name": "agent",
+    "image": "agent:1",
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+CA = {"name": "ca", "mountPath": "/etc/ssl/private-ca", "readOnly": True}
+OVER_ALL = {
+    "metadata": {"annotations": {"a.example/b": "c"}, "labels": {"kueue.x-k8s.io/priority": "p"}},
+    "spec": {
+        "schedulerName": "mine",
+        "volumes": [{"name": "ca", "configMap": {"name": "private-ca"}}],
+        "containers": [
+            {
+                "name": "ray",
+                "env": [
+                    {"name": "SSL_CERT_FILE", "value": "/etc/ssl/private-ca/ca.crt"},
+                    {"name": "TOKENIZERS_PARALLELISM", "value": "true"},
+                ],
+                "envFrom": [{"secretRef": {"name": "proxies"}}],
+                "volumeMounts": [CA],
+            },
+            SIDECAR,
+        ],
+        "initContainers": [SIDECAR | {"name": "first"}],
+    },
+}
+OVER_GROUP = {
+    "spec": {
+        "containers": [{"name": "ray", "resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}],
+        "topologySpreadConstraints": [
+            {"topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"},
+            {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2,
+             "whenUnsatisfiable": "ScheduleAnyway"},
+        ],
+        "volumes": [{"name": "tmp", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}],
+    }
+}  # fmt: skip
+JOBS = {"metadata": {"annotations": {"sidecar.istio.io/inject": "false"}}}
+
+
+@pytest.fixture
+def laid_over(plain: Values) -> list[Object]:
+    groups = copy.deepcopy(plain["workerGroups"])
+    groups[0]["podTemplate"] = OVER_GROUP
+    head = {
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "podTemplate": {"spec": {"priorityClassName": "first"}},
+    }
+    more = {"podTemplate": OVER_ALL, "jobs": {"podTemplate": JOBS}, "head": head}
+    return objects(plain | more | {"workerGroups": groups})
+
+
+def ray_pods(found: list[Object]) -> dict[str, Object]:
+    cluster = cluster_of(found)
+    named = {g["groupName"]: g["template"] for g in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"]["template"], **named}
+
+
+def test_all_ray_pods_get_what_is_laid_over_all(laid_over: list[Object]) -> None:
+    for name, pod in ray_pods(laid_over).items():
+        ray, agent = pod["spec"]["containers"]
+        assert (ray["name"], agent) == ("ray", SIDECAR), name
+        assert pod["spec"]["initContainers"] == [SIDECAR | {"name": "first"}]
+        assert pod["metadata"]["annotations"] == {"a.example/b": "c"}
+        assert pod["metadata"]["labels"]["headrace.io/node"] == "ray"
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/priority"] == "p"
+        assert pod["spec"]["schedulerName"] == "mine"
+        assert ray["volumeMounts"][-1] == CA
+        assert ray["envFrom"] == [{"secretRef": {"name": "proxies"}}]
+        names = [each["name"] for each in ray["env"]]
+        assert len(names) == len(set(names)), "a variable is there twice"
+        values = {each["name"]: each["value"] for each in ray["env"]}
+        assert values["TOKENIZERS_PARALLELISM"] == "true"
+        assert values["SSL_CERT_FILE"] == "/etc/ssl/private-ca/ca.crt"
+        assert values["HOME"] == "/tmp"
+        assert list(built_ins.complaints(as_pod(pod))) == []
+        assert list(insecurities(pod)) == []
+
+
+def test_a_group_gets_its_own_after_that(laid_over: list[Object]) -> None:
+    found = ray_pods(laid_over)
+    spec = found["cpu"]["spec"]
+    assert spec["containers"][0]["resources"] == {
+        "requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "4", "memory": "4Gi"},
+    }  # fmt: skip
+    by_node, by_zone = spec["topologySpreadConstraints"]
+    assert (by_node["whenUnsatisfiable"], by_node["maxSkew"]) == ("DoNotSchedule", 1)
+    assert by_zone["topologyKey"] == "topology.kubernetes.io/zone"
+    (tmp,) = [each for each in spec["volumes"] if each["name"] == "tmp"]
+    assert tmp.keys() == {"name", "ephemeral"}, "a volume is of one kind"
+    assert found["mig"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
+    assert found["head"]["spec"]["priorityClassName"] == "first"
+    assert "priorityClassName" not in spec
+
+
+def test_the_check_and_the_test_stand_where_the_head_may(laid_over: list[Object]) -> None:
+    job = of_kind(laid_over, "Job")["spec"]["template"]
+    for pod in (job, of_kind(laid_over, "Pod")):
+        assert pod["spec"]["nodeSelector"] == {"pool": "system"}
+        assert pod["spec"]["tolerations"] == [{"key": "system", "operator": "Exists"}]
+    assert job["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+
+
+def test_a_cluster_may_choose_the_user(plain: Values) -> None:
+    """OpenShift's restricted-v2 gives a namespace's own; nobody has it in /etc/passwd."""
+    found = objects(plain | {"runAsUser": None})
+    assert "runAsUser" not in str(found)
+    assert "fsGroup'" not in str(found)
+    for each in found:
+        for name, pod in pods(each):
+            assert list(insecurities(pod)) == [], name
+            for container in pod["spec"]["containers"]:
+                assert {"name": "HOME", "value": "/tmp"} in container["env"], name
+
+
+def test_null_takes_away_what_the_chart_writes(plain: Values) -> None:
+    over = {"spec": {"topologySpreadConstraints": None}}
+    for pod in ray_pods(objects(plain | {"podTemplate": over})).values():
+        assert "topologySpreadConstraints" not in pod["spec"]
+
+
+def test_names_of_fields_are_those_of_kubernetes() -> None:
+    definitions = values_schema((CHART / "values.yaml").read_text())["$defs"]
+    pod = definitions["PodTemplate"]["properties"]["spec"]
+    container = definitions["Containers"]["items"]
+    variable = definitions["EnvVars"]["items"]
+    of_affinity = definitions["Affinity"]["properties"]
+    found = {
+        "PodSpec": pod,
+        "Container": container,
+        "VolumeMount": container["properties"]["volumeMounts"]["items"],
+        "ResourceRequirements": container["properties"]["resources"],
+        "EnvVar": variable,
+        "EnvVarSource": variable["properties"]["valueFrom"],
+        "EnvFromSource": definitions["EnvFrom"]["items"],
+        "Toleration": definitions["Tolerations"]["items"],
+        "Affinity": definitions["Affinity"],
+        "NodeAffinity": of_affinity["nodeAffinity"],
+        "PodAffinity": of_affinity["podAffinity"],
+    }
+    for kind, schema in found.items():
+        assert schema["properties"].keys() == _fields(kind), kind
+        assert schema["additionalProperties"] is False
+
+
+def _fields(kind: str) -> set[str]:
+    return set(built_ins.definition("1.37", f"io.k8s.api.core.v1.{kind}")["properties"])

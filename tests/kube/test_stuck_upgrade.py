@@ -1,0 +1,92 @@
+"""An upgrade whose second cluster cannot start (no free devices): what rollback does by itself, and
+the ways out that docs/kubernetes.md names, by KubeRay's rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kube.changes import changed
+from tests.kube.chart import ROOT, Object, cluster_of, objects, ray_service
+from tests.kube.kuberay import Operator
+
+OTHER_IMAGE = {"image": {"tag": "2"}}
+ANOTHER_MODEL = {"models": {"more": {"runtime": "synthetic"}}}
+DROPS_PENDING = (
+    """--subresource=status --type=merge -p '{"status":{"pendingServiceStatus":null}}'"""
+)
+
+
+def service(change: Object) -> Object:
+    return ray_service(objects(changed(change)))
+
+
+@pytest.fixture
+def stuck() -> Operator:
+    operator = Operator()
+    operator.reconcile(service({}))
+    operator.serves()
+    operator.reconcile(service(OTHER_IMAGE))
+    assert (operator.active, operator.pending) == ("demo-headrace-1", "demo-headrace-2")
+    return operator
+
+
+def test_what_changes_meanwhile_reaches_the_pending_cluster_alone(stuck: Operator) -> None:
+    before = stuck.serve_configs[stuck.active]
+    stuck.reconcile(service(OTHER_IMAGE | ANOTHER_MODEL))
+    assert "model-more" in stuck.serve_configs[stuck.pending]
+    assert stuck.serve_configs[stuck.active] == before
+
+
+def test_both_clusters_gateways_read_the_same_secrets(stuck: Operator) -> None:
+    """So a key that is taken out of its Secret ends in the cluster that serves, too."""
+    volumes = [
+        each
+        for cluster in stuck.clusters.values()
+        for each in cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["volumes"]
+        if each["name"] == "tenants"
+    ]
+    assert len(volumes) == 2
+    assert volumes[0] == volumes[1]
+
+
+def test_a_rollback_by_itself_starts_a_third(stuck: Operator) -> None:
+    stuck.reconcile(service({}))
+    assert stuck.pending == "demo-headrace-3"
+    assert len(stuck.clusters) == 3
+
+
+def test_after_a_rollback_no_cluster_need_be_pending(stuck: Operator) -> None:
+    stuck.reconcile(service({}))
+    stuck.pending = ""  # the documented patch of the status
+    stuck.reconcile(service({}))
+    assert (stuck.active, stuck.pending) == ("demo-headrace-1", "")
+    stuck.deletes_what_dangles()
+    assert list(stuck.clusters) == ["demo-headrace-1"]
+    stuck.reconcile(service(ANOTHER_MODEL))
+    assert "model-more" in stuck.serve_configs[stuck.active], "it is told of changes again"
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"kubectl -n headrace patch rayservice demo-headrace {DROPS_PENDING}" in page
+
+
+def test_without_a_rollback_that_patch_starts_it_anew(stuck: Operator) -> None:
+    stuck.pending = ""
+    stuck.reconcile(service(OTHER_IMAGE))
+    assert stuck.pending == "demo-headrace-3"
+
+
+def test_the_way_on_is_to_give_up_the_cluster_that_serves(stuck: Operator) -> None:
+    """Its devices are the pending one's then; nobody is answered meanwhile."""
+    del stuck.clusters[stuck.active]
+    stuck.reconcile(service(OTHER_IMAGE))
+    assert (stuck.pending, list(stuck.clusters)) == ("demo-headrace-2", ["demo-headrace-2"])
+    stuck.serves()
+    assert stuck.active == "demo-headrace-2"
+
+
+def test_strategy_none_never_comes_there() -> None:
+    operator, never = Operator(), {"upgrade": {"strategy": "None"}}
+    operator.reconcile(service(never))
+    operator.serves()
+    operator.reconcile(service(never | OTHER_IMAGE))
+    assert operator.pending == ""
+    assert operator.clusters[operator.active]["spec"] == cluster_of(objects(changed(never)))
