@@ -54,30 +54,34 @@ class Tower:
 
 
 def tower_of(config: Mapping[str, Any], images: bool) -> Tower | None:
-    """None for a family that reads texts alone. `images`: whether the settings say `image`."""
+    """None for a family that reads texts alone. `images`: whether the settings say `image`. Raises
+    `LoadError` for sizes that are none."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         return None
     kinds = _FAMILIES[family]
     reads = "images" if images and "images" in kinds else kinds[0]
     if reads == "sounds":
-        frames = _FRAMES_A_POSITION * int(config.get("max_source_positions") or _POSITIONS[family])
-        return Tower(family, reads, (int(config.get("num_mel_bins") or _MELS), frames))
+        frames = _FRAMES_A_POSITION * _whole(config, "max_source_positions", _POSITIONS[family])
+        return Tower(family, reads, (_whole(config, "num_mel_bins", _MELS), frames))
     if reads == "texts":
         return Tower(family, reads, (), positions(config))
     own = config if family == "vit" else _part(config, "vision_config")
-    side = own.get("image_size") or _SIDE
-    sides = (side, side) if isinstance(side, int) else tuple(side)
-    return Tower(family, reads, (int(own.get("num_channels") or 3), *sides))
+    side = own.get("image_size")
+    if isinstance(side, list) and len(side) == 2:
+        sides = [_whole({"image_size": each}, "image_size", _SIDE) for each in side]
+    else:
+        sides = [_whole(own, "image_size", _SIDE)] * 2
+    return Tower(family, reads, (_whole(own, "num_channels", 3), *sides))
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Of the encoder of texts; None where there is none."""
+    """Of the encoder of texts; None where there is none. Raises `LoadError`."""
     family = config.get("model_type")
     if not isinstance(family, str) or "texts" not in _FAMILIES.get(family, ()):
         return None
-    said = _part(config, "text_config").get("max_position_embeddings")
-    return said if type(said) is int and said > 0 else _POSITIONS[family]
+    own = _part(config, "text_config")
+    return _whole(own, "max_position_embeddings", _POSITIONS[family])
 
 
 def check(
@@ -124,6 +128,15 @@ def check_pooling(folder: Path, config: Mapping[str, Any], modes: Collection[str
             f"{folder} is of {family}, and the option pooling is {unknown[0]}; {right}"
             + (", or left out" if family in POOLED and allowed else "")
         )
+
+
+def _whole(config: Mapping[str, Any], name: str, unsaid: int) -> int:
+    said = config.get(name)
+    if said is None:
+        return unsaid
+    if type(said) is not int or said < 1:
+        raise LoadError(f"config.json: {name} is {said!r}; it must be a whole number from 1")
+    return said
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -132,12 +132,11 @@ def opened(
         network, lacking = encoder.loaded(getattr(transformers, kind), path, spare, **own)
     if tower.reads == "sounds":
         network = network.get_encoder()
+    lacking = lacking or getattr(network.config, "vision_use_head", True) is False  # SigLIP's
     if lacking and pooling and not pooling.modes:
         if task == "embed":
-            raise LoadError(
-                f"{path} holds no pooler, which makes a ViT's embedding: set the option pooling to "
-                "cls or mean"
-            )
+            instead = "set the option pooling to cls or mean" if spare else "its task is tensors"
+            raise LoadError(f"{path} holds no pooler, which would make its embedding: {instead}")
         pooling = None
     fill = model_folder.padding(path) if tower.family == "siglip" else 0
     return Tower(network, tower, task, pooling, fill).eval().requires_grad_(False)

@@ -218,6 +218,26 @@ def test_a_row_of_another_shape_is_its_callers_fault(tmp_path):
         answers(runtime, "sounds", [short])
 
 
+def test_a_siglip_without_its_head_has_hidden_states_alone(tmp_path):
+    seen = {**SEEN, "vision_use_head": False}
+    folder(tmp_path / "m", "siglip", vision_config=seen)
+    with pytest.raises(LoadError, match=r"holds no pooler, .* its task is tensors"):
+        opened("torch", tmp_path / "m", "images", "embed", tmp_path)
+    runtime = opened("torch", tmp_path / "m", "images", "tensors", tmp_path)
+    (hidden, *_) = answers(runtime, "images", rows("images"), "last_hidden_state")
+    assert hidden.shape == ((SIDE // 8) ** 2, 32)
+
+
+def test_sizes_that_are_none_are_named(tmp_path):
+    folder(tmp_path / "m", "vit")
+    file = tmp_path / "m/config.json"
+    said = json.loads(file.read_text())
+    for name, value in (("image_size", "large"), ("image_size", [32, 0]), ("num_channels", 0)):
+        file.write_text(json.dumps({**said, name: value}))
+        with pytest.raises(LoadError, match=f"{name} is .*; it must be a whole number from 1"):
+            refused(tmp_path / "m", "embed", ((32, 32),))
+
+
 def refused(path: Path, task: str, sizes: Any = None, **options: Any) -> None:
     asked = catalog.FileRequirements("torch", task, options, "fp32", None, sizes)
     catalog.check_files(path, asked)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from image_models import jpeg, picture, png
+from image_models import picture, png
 from in_process import Answer, Stand, ask, standing
 from PIL import Image
 
@@ -128,11 +128,7 @@ async def test_texts_of_the_same_folder_get_the_other_encoders_vectors(stand, ne
         ("images", {"image": "aaaa"}, "is not a JPEG or PNG image"),
         ("images", [{"image": encoded(picture(101, 100))}], "this model takes 10000 at most"),
         ("images", [{"image": encoded(IMAGES[0])}, "a text"], "input"),
-        (
-            "images",
-            [{"image": base64.b64encode(jpeg(IMAGES[0])[:200]).decode()}],
-            "header is cut off or damaged",
-        ),
+        ("images", {"image": "/9j/"}, "begins as a JPEG file, but its header is cut off"),
     ],
 )
 async def test_what_is_no_image_for_the_model_is_refused_with_the_reason(stand, model, given, said):

@@ -14,12 +14,14 @@ import torch
 import transformers
 from image_models import picture
 from PIL import Image
+from settings_files import mistakes, write
 
 from deployments.contract.description import ImageInput
 from deployments.preprocess.images import prepared
 from deployments.replica import describe
 from deployments.settings.model import ModelSettings
 from deployments.settings_files import preprocessing_support
+from deployments.settings_files.load import load
 from runtimes import catalog, image_processor
 from runtimes.errors import LoadError
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
@@ -186,3 +188,20 @@ def test_a_file_of_a_model_is_as_its_settings_say_unless_they_leave_the_size_to_
     said = whole(settings(file, runtime="onnxruntime")).image
     assert said is not None
     assert (said.sizes, said.mean) == (((SIDE, SIDE),), (0.5, 0.5, 0.5))
+
+
+def test_check_tells_of_an_image_section_that_is_missing_or_too_much(tmp_path):
+    vit = transformers.AutoConfig.for_model("vit", **SEEN)
+    transformers.AutoModel.from_config(vit).save_pretrained(tmp_path / "vit")
+    written = "models: {m: {runtime: onnxruntime, source: vit, task: embed%s}}"
+    (said,) = mistakes(tmp_path, written % "")
+    assert "is of vit, which reads images; the model needs the setting image" in said
+    (said,) = mistakes(tmp_path, written % ", image: {}")
+    assert "has no preprocessor_config.json, which would say how images are prepared" in said
+    PROCESSORS["vit"](size={"height": 64, "width": 64}).save_pretrained(tmp_path / "vit")
+    (said,) = mistakes(tmp_path, written % ", image: {}")
+    assert "the network reads images of 32 x 32 pixels, image.size makes 64 x 64" in said
+    PROCESSORS["vit"](size=SQUARE).save_pretrained(tmp_path / "vit")
+    (said,) = mistakes(tmp_path, written % ", image: {std: 0.25}")
+    assert "std is [0.5, 0.5, 0.5], the service does [0.25]; leave it out of image" in said
+    assert set(load(write(tmp_path, written % ", image: {}")).models) == {"m"}

@@ -71,10 +71,14 @@ class ImageOfInput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     image: _Text
 
 
-OR_IMAGES = any_of(
-    _Text, Annotated[list[_Text], _MANY], _Tokens, Annotated[list[_Tokens], _MANY],
-    ImageOfInput, Annotated[list[ImageOfInput], _MANY],
-)  # fmt: skip
+_AN_IMAGE = {
+    "type": "object",
+    "properties": {"image": {"type": "string", "minLength": 1}},
+    "required": ["image"],
+    "additionalProperties": False,
+}
+_IMAGES = {"type": "array", "items": _AN_IMAGE, "minItems": 1, "maxItems": MAX_INPUTS}
+OR_IMAGES: dict[str, Any] = {"anyOf": [*INPUTS["anyOf"], _AN_IMAGE, _IMAGES]}
 
 
 class EmbeddingsRequest(msgspec.Struct, gc=False):
@@ -135,7 +139,8 @@ def _images(raw: msgspec.Raw) -> list[bytes] | None:
             _check_count(len(json_body.rows(raw, MAX_INPUTS)), "input")
         entries = _image_list.decode(raw) if start["outer"] else [_image.decode(raw)]
     except json_body.DECODE_ERRORS as error:
-        raise BadRequest(json_body.element(error, "The body", "input").message, "input") from None
+        refusal = json_body.element(error, "The body", "input")
+        raise BadRequest(refusal.message, param="input") from None
     return [_file(index, entry.image) for index, entry in enumerate(entries)]
 
 
