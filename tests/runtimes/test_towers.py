@@ -27,13 +27,13 @@ from runtimes.types import Batch, Ragged, RowShapes, Runtime, RuntimeSettings
 WORST = 1e-5
 SIDE, MELS, FRAMES = 32, 16, 100
 SMALL: Mapping[str, Any] = {
-    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4},
     "intermediate_size": 64,
 }
 WORDS = {**SMALL, "vocab_size": 500, "bos_token_id": 3, "eos_token_id": 2, "pad_token_id": 1}
 SEEN = {**SMALL, "image_size": SIDE, "patch_size": 8}
 HEARD: Mapping[str, Any] = {
-    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "vocab_size": 500},
+    **{"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 500},
     **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64},
     **{"decoder_ffn_dim": 64, "max_source_positions": FRAMES // 2, "num_mel_bins": MELS},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
