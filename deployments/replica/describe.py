@@ -43,7 +43,7 @@ from deployments.settings.record import MAX_BYTES
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
-from runtimes import calibration, catalog, fingerprint, image_processor
+from runtimes import calibration, catalog, fingerprint, towers
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
@@ -503,7 +503,7 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
     if not lengths_are_said(model):
         stored += _bytes_beside(path, fingerprint.LENGTHS)
     if model.image is not None and model.image.size is None:
-        stored += b"".join(_bytes_beside(path, name) for name in image_processor.PREPARED)
+        stored += b"".join(_bytes_beside(path, name) for name in towers.PREPARED)
     artifact = ""
     if path is not None and model.runtime == "synthetic":
         # Its folder may hold a tokeniser only, and no model.
