@@ -277,13 +277,15 @@ WORDS = {
 @dataclass(frozen=True, slots=True)
 class FileRequirements:
     """A model's settings that its files have to fit. `options`: as `catalog.check` passed them;
-    `max_length`: None where rows have shapes of their own."""
+    `max_length`: None where rows have shapes of their own; `image_sizes`: (height, width), None for
+    a model that takes no images."""
 
     runtime: str
     task: str
     options: Mapping[str, Any]
     precision: str
     max_length: int | None
+    image_sizes: tuple[tuple[int, int], ...] | None = None
 
 
 def check_files(path: Path, asked: FileRequirements) -> None:
@@ -331,7 +333,7 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
             )
     elif task == RERANK:
         task = "embed" if declared and declared.tokens else "classify"
-    folder.check(source.path, task)
+    folder.check(source.path, task, asked.image_sizes)
     longest, taken = asked.max_length, source.longest
     if longest is not None and taken is not None and longest > taken:
         raise LoadError(

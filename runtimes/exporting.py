@@ -40,16 +40,17 @@ _COPIES = 6  # of the weights that an export holds at most
 _LOOK_S = 0.1
 
 
-def key(source: Source, task: str, options: GraphOptions) -> list[str]:
+def key(source: Source, settings: RuntimeSettings, options: GraphOptions) -> list[str]:
     """What shapes the export besides the folder's files."""
     versions = [_version(name) for name in PACKAGES]
     chosen = pooling_of(source.path, options.pooling, options.normalize)
-    return ["export", LAYOUT, *versions, task, repr(chosen)]
+    images = ["images"] if settings.row_shapes is not None else []
+    return ["export", LAYOUT, *versions, settings.task, repr(chosen), *images]
 
 
 def exported(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Path:
     """The ONNX file. Raises `LoadError`; `MissingBackend` where a package is not installed."""
-    parts = [source.digest, *key(source, settings.task, options)]
+    parts = [source.digest, *key(source, settings, options)]
 
     def build(folder: Path) -> None:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -74,6 +75,7 @@ def _order(
         "task": settings.task,
         "pooling": options.pooling,
         "normalize": options.normalize,
+        "images": settings.row_shapes is not None,
         "threads": settings.threads or host.allowed_cpus(),
     }
 

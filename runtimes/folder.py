@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runtimes import towers
 from runtimes.errors import LoadError
 from runtimes.types import PairPrompt, TokenVectors
 
@@ -133,14 +134,26 @@ def configuration(folder: Path) -> dict[str, Any]:
     return found
 
 
-def check(folder: Path, task: str) -> None:
-    """Raises `LoadError` for a family, a head or a module that is not supported."""
+def check(folder: Path, task: str, image_sizes: Collection[tuple[int, int]] | None = None) -> None:
+    """Raises `LoadError` for a family, a head or a module that is not supported. `image_sizes`:
+    (height, width) of a model whose settings say `image`."""
     config = configuration(folder)
     family = config.get("model_type")
+    if family in towers.FAMILIES:
+        towers.check(folder / "config.json", config, task, image_sizes)
+        if task == "classify":
+            _check_head(folder, config, towers.LABELLED, "task classify")
+        return
     if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES | towers.FAMILIES))
         raise LoadError(
             f"{folder / 'config.json'}: model_type {family!r} is not supported; supported are "
-            f"{', '.join(sorted(FAMILIES))}. Export the model to ONNX and name that file"
+            f"{known}. Export the model to ONNX and name that file"
+        )
+    if image_sizes is not None:
+        raise LoadError(
+            f"{folder / 'config.json'} is of {family}, which reads no images; leave the setting "
+            "image out"
         )
     places = config.get("position_embedding_type", "absolute")
     if places != "absolute":
@@ -159,6 +172,12 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
     """Raises `LoadError` for a task or a head that the pooling (`pooling_of`) is not for."""
     if task == "embed" and pooling is None:
         raise LoadError(f"{folder} {NO_POOLING}")
+    config = configuration(folder)
+    if config.get("model_type") in towers.FAMILIES:
+        kinds = [(SPLADE, pooling and pooling.splade), (TOKENS, pooling and pooling.tokens)]
+        named = [kind for kind, is_so in kinds if is_so]
+        towers.check_pooling(folder, config, named or (pooling.modes if pooling else ()))
+        return
     if task == "rerank":
         judged(folder)
     if pooling is not None and pooling.tokens is not None and task != "embed":
@@ -169,7 +188,7 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
         return
     if task != "embed":
         raise LoadError(f"{folder} makes sparse vectors; its task must be embed, not {task}")
-    _check_head(folder, configuration(folder), "ForMaskedLM", "pooling splade")
+    _check_head(folder, config, "ForMaskedLM", "pooling splade")
 
 
 def _check_head(folder: Path, config: dict[str, Any], ending: str, what: str) -> None:
@@ -190,6 +209,9 @@ def declared_pooling(folder: Path) -> Pooling | None:
     """What the folder's modules say; None where it has none. Raises `LoadError`."""
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
+    family = _said(folder / "config.json").get("model_type")
+    if family in towers.FAMILIES:
+        return _of_tower(folder, str(family), kinds)
     if "SpladePooling" in kinds:
         return Pooling((), splade=_splade(modules, folder))
     if _is_multi_vector(folder, kinds):
@@ -220,6 +242,17 @@ def declared_pooling(folder: Path) -> Pooling | None:
         _dense(place, "sentence_embedding") for kind, place in modules[2:] if kind == "Dense"
     )
     return Pooling(modes, "Normalize" in kinds, dense, prompts=prompts)
+
+
+def _of_tower(folder: Path, family: str, kinds: list[str]) -> Pooling | None:
+    if kinds and (
+        kinds[0] not in ("Transformer", "CLIPModel") or kinds[1:] not in ([], ["Normalize"])
+    ):
+        raise LoadError(
+            f"{folder / 'modules.json'}: the modules are {', '.join(kinds)}; of a {family} they "
+            "have to be Transformer or CLIPModel, then Normalize or nothing"
+        )
+    return Pooling((), "Normalize" in kinds) if family in towers.POOLED else None
 
 
 def pooling_of(folder: Path, mode: str | None, normalize: bool | None) -> Pooling | None:
@@ -266,13 +299,27 @@ def _check_score(modules: list[tuple[str, Path]], folder: Path) -> None:
         )
 
 
+def padding(folder: Path) -> int:
+    """The id of the token that texts are filled up with, where the network reads it."""
+    said = next((found for name in _SPECIAL if (found := _said(folder / name).get("pad_token"))), 0)
+    token = said.get("content") if isinstance(said, dict) else said
+    ids = _vocabulary(folder) if (folder / "tokenizer.json").is_file() else {}
+    if isinstance(token, str) and token in ids:
+        return ids[token]
+    texts = configuration(folder).get("text_config") or {}
+    number = texts.get("pad_token_id")
+    return number if type(number) is int else 1
+
+
 def module_files(folder: Path) -> Sequence[Path]:
     """The modules' configurations and weights, for digests; and what says how texts become rows of
-    a model with a vector for each token."""
+    a model with a vector for each token, and images and texts of one that reads both."""
     names = ("config.json", "model.safetensors")
     modules = _modules(folder)
     places = [place / name for _, place in modules for name in names if place != folder]
     with contextlib.suppress(LoadError):  # of files that whoever reads them refuses
+        if _said(folder / "config.json").get("model_type") in towers.FAMILIES:
+            places += [folder / name for name in (*towers.PREPARED, *_SPECIAL)]
         if _is_multi_vector(folder, [kind for kind, _ in modules]):
             places += [folder / name for name in (CHOICES, LENGTHS, STANFORD, *_SPECIAL)]
     return [file for file in places if file.is_file()]
@@ -282,6 +329,8 @@ def longest(folder: Path) -> int | None:
     """Tokens of the longest row that the network takes, special tokens included; None where the
     folder does not say. Raises `LoadError`."""
     config = configuration(folder)
+    if config.get("model_type") in towers.FAMILIES:
+        return towers.positions(config)
     positions = config.get("max_position_embeddings")
     if type(positions) is not int or positions < 1:
         return None

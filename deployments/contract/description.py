@@ -111,6 +111,7 @@ class ImageInput:
     colour: str
     layout: str
     max_pixels: int
+    crops_down: bool = False  # how the middle is rounded, as `ImageSettings` says
 
     @property
     def channels(self) -> int:

@@ -13,6 +13,7 @@ Source: Pillow's notes on image modes and decompression bombs; EXIF 2.32, tag 27
 from __future__ import annotations
 
 import io
+from math import floor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,7 +144,9 @@ def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
                 f"{whole[0]} when its shorter side is {how.shorter_side}; this model takes "
                 f"{how.max_pixels} pixels at most (max_pixels)"
             )
-        levels = _centre_crop(resized(picture, operation, *whole), height, width)
+        levels = _centre_crop(
+            resized(picture, operation, *whole), height, width, down=how.crops_down
+        )
     return _as_row(how, levels)
 
 
@@ -169,9 +172,11 @@ def _kept_shape(shorter: int, height: int, width: int) -> tuple[int, int]:
     return int(shorter * height / width), shorter
 
 
-def _centre_crop(levels: Array, height: int, width: int) -> Array:
-    """The centre of the image, rounded as torchvision's CenterCrop does."""
-    top, left = round((levels.shape[0] - height) / 2), round((levels.shape[1] - width) / 2)
+def _centre_crop(levels: Array, height: int, width: int, *, down: bool) -> Array:
+    """The centre of the image, rounded `down` as transformers does, else as torchvision's
+    CenterCrop."""
+    half = floor if down else round
+    top, left = half((levels.shape[0] - height) / 2), half((levels.shape[1] - width) / 2)
     return levels[top : top + height, left : left + width]
 
 

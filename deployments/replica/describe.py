@@ -43,7 +43,7 @@ from deployments.settings.record import MAX_BYTES
 from deployments.settings_files import preprocessing_support
 from deployments.settings_files.sources import PREFIXES
 from deployments.settings_files.sources import resolve as source_path
-from runtimes import calibration, catalog, fingerprint
+from runtimes import calibration, catalog, fingerprint, towers
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.staging import digest_of
@@ -79,8 +79,9 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def row_shapes(image: ImageSettings | None) -> RowShapes | None:
-    """The shape of a row for each of the settings' image sizes, by its length in patches."""
-    if image is None:
+    """The shape of a row for each of the settings' image sizes, by its length in patches; None
+    where nothing says them."""
+    if image is None or not image.sizes:
         return None
     shapes = []
     for height, width in image.sizes:
@@ -91,8 +92,9 @@ def row_shapes(image: ImageSettings | None) -> RowShapes | None:
 
 
 def with_lengths(model: ModelSettings, artifact: Path | None = None) -> ModelSettings:
-    """The settings with lengths that follow from the image sizes; or, where `lengths.max` is left
-    out, no longer than the model's own files say. Raises `LoadError`."""
+    """The settings with what the model's own files say: of images, whose sizes are lengths; or,
+    where `lengths.max` is left out, of the longest row. Raises `LoadError`."""
+    model = preprocessing_support.with_image(model, artifact)
     shapes = row_shapes(model.image)
     if shapes is not None:
         edges = shapes.lengths
@@ -143,6 +145,7 @@ def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | Non
         colour=image.colour,
         layout=image.layout,
         max_pixels=image.max_pixels,
+        crops_down=image.crops_down,
     )
 
 
@@ -293,8 +296,8 @@ def runtime_settings(
     `backend_env.threads`. Raises SourceError when the artifact cannot be had, LoadError when it was
     made for other inputs than it would get here."""
     path = None if model.source is None else local_file(model.source, cache_dir, progress)
-    preprocessing_support.check(model, path)
     model = with_lengths(model, path)
+    preprocessing_support.check(model, path)
     threads = backend_env.threads(model.replicas, reserved_cpus)
     options = backend_env.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
@@ -335,7 +338,7 @@ def describe(
         raise LoadError("lengths.truncate is for token lists; a raw text is not cut: leave it out")
     own_version = version(model)
     model = with_lengths(model, path)
-    tokenizer = tokenizer_bytes(path)
+    tokenizer = b"" if model.image is not None else tokenizer_bytes(path)
     tokens = _token_vectors(model, limits, path)
     scores = _scores(model, limits, path, tokens)
     if scores is not None and model.task == "rerank":
@@ -499,6 +502,8 @@ def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
         stored = _bytes_beside(path, embedding_choices.FILE)
     if not lengths_are_said(model):
         stored += _bytes_beside(path, fingerprint.LENGTHS)
+    if model.image is not None and model.image.size is None:
+        stored += b"".join(_bytes_beside(path, name) for name in towers.PREPARED)
     artifact = ""
     if path is not None and model.runtime == "synthetic":
         # Its folder may hold a tokeniser only, and no model.

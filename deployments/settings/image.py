@@ -1,7 +1,8 @@
 """`image`: how an encoded image is prepared for the model, and how large it may be.
 
 A model that has this section takes images: each image becomes one row of the model's image input.
-Every field but `max_pixels` must be exactly as in the model's training. An image's length is its
+Every field but `max_pixels` must be exactly as in the model's training; what is left out is as the
+model's folder says (`preprocessor_config.json`), if it has such a file. An image's length is its
 number of patches of 16 x 16 pixels after it was resized to `size`.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -73,11 +74,13 @@ Channels = Annotated[
 
 
 class ImageSettings(Section):
-    size: Sizes = Field(
+    size: Sizes | None = Field(
+        default=None,
         examples=["224, or [64, 128, '128x256']"],
         description="Size that images are resized to: the side of a square, or height x width. "
         "From a list, the smallest size that holds the image is taken, or the last. Images are "
-        f"batched by length: their number of patches of {PATCH} x {PATCH} pixels.",
+        f"batched by length: their number of patches of {PATCH} x {PATCH} pixels. Unset: as "
+        "`preprocessor_config.json` beside the model says, and so what else is left out here.",
     )
     resize: Literal["bilinear", "bicubic"] = Field(
         default="bilinear", description="Interpolation with which images are resized."
@@ -127,10 +130,15 @@ class ImageSettings(Section):
         description="Largest image accepted, height x width; checked before it is decoded.",
     )
 
+    # Of an odd number of pixels to cut away, whether the larger half is after the middle, as of
+    # transformers' image processors; else the middle is rounded as torchvision's CenterCrop does.
+    crops_down: ClassVar[bool] = False
+
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each size, pixels, ascending by area."""
-        return tuple(sides for size in self.size if (sides := _sides(size)) is not None)
+        """(height, width) of each size, pixels, ascending by area; () where the model's own files
+        say it."""
+        return tuple(sides for size in self.size or () if (sides := _sides(size)) is not None)
 
     @property
     def channels(self) -> int:
@@ -150,7 +158,7 @@ class ImageSettings(Section):
 
     @model_validator(mode="after")
     def _the_middle_can_be_cut(self) -> ImageSettings:
-        if self.shorter_side is None:
+        if self.shorter_side is None or self.size is None:
             return self
         if len(self.sizes) > 1:
             raise wrong("must be left out if size has several entries", "shorter_side")
@@ -161,6 +169,12 @@ class ImageSettings(Section):
                 "shorter_side",
             )
         return self
+
+
+class TransformersImageSettings(ImageSettings):
+    """What an image processor of transformers does."""
+
+    crops_down: ClassVar[bool] = True
 
 
 def patches(height: int, width: int) -> int:

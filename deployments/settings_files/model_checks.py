@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from deployments.settings import model_paths, python_source, remote_source
 from deployments.settings.accept import PATHS
 from deployments.settings.groups import MIG_RESOURCE
+from deployments.settings.image import ImageSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError
 from deployments.settings_files import sources
@@ -79,10 +80,11 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
 
     path = sources.resolve(model.source)
     try:
-        preprocessing_support.check(model, path)
+        whole = preprocessing_support.with_image(model, path)
+        preprocessing_support.check(whole, path)
         for view in model.views().values() or (model,):
             if not _backend_complaints(view, here=False):
-                catalog.check_files(path, _asked(view))
+                catalog.check_files(path, _asked(view, whole.image))
     except LoadError as error:
         return [(("source",), str(error))]
     return []
@@ -102,14 +104,15 @@ def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
     return [(("source",), wrong)] if wrong else []
 
 
-def _asked(model: ModelSettings) -> catalog.FileRequirements:
+def _asked(model: ModelSettings, image: ImageSettings | None) -> catalog.FileRequirements:
     from runtimes import catalog
 
     said = model.lengths.max_is_said and model.image is None
     longest = model.lengths.max if said else None  # else what the files say counts
     return catalog.FileRequirements(
-        model.runtime, model.task, model.options, model.precision, longest
-    )
+        model.runtime, model.task, model.options, model.precision, longest,
+        None if image is None else image.sizes,
+    )  # fmt: skip
 
 
 def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.gateway.recording.part import GENERATED, HEADER, PARTS, TRACE
-from deployments.replica.describe import row_shapes, with_lengths
+from deployments.replica.describe import with_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
 from deployments.settings import remote_source
+from deployments.settings.image import patches
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
@@ -121,10 +122,9 @@ def _intervals(model: ModelSettings) -> tuple[Interval, ...]:
 def _lengths(model: ModelSettings, columns: dict[str, list[ragged_file.Array]]) -> list[int]:
     """Of the rows that are kept, as the model counts them."""
     rows = columns.get(model.lengths.input or INPUT_IDS) or next(iter(columns.values()), [])
-    shapes = row_shapes(model.image)
-    if shapes is not None:
-        known = {shape: length for length, shape in shapes.shapes}
-        return [known.get(row.shape, 1) for row in rows]
+    if model.image is not None:
+        sides = slice(1, 3) if model.image.layout == "NCHW" else slice(0, 2)
+        return [patches(*row.shape[sides]) if row.ndim == 3 else 1 for row in rows]
     axis = (model.lengths.axis or 1) - 1
     return [row.shape[axis] if row.ndim > axis else 1 for row in rows]
 

@@ -177,7 +177,7 @@ class GraphRuntime(ABC):
         declared = pooling_of(source.path, chosen.pooling, chosen.normalize)
         if is_built(source.path, self._settings.task, declared):
             return said
-        return " ".join((said, *exporting.key(source, self._settings.task, chosen)))
+        return " ".join((said, *exporting.key(source, self._settings, chosen)))
 
     def _threads(self) -> int:
         return self._settings.threads or allowed_cpus()

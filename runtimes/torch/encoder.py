@@ -11,6 +11,7 @@ read, and nothing is fetched. This module imports torch and transformers.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from runtimes.errors import LoadError, library
 from runtimes.folder import Dense, Pooling, Splade
 from runtimes.graph.bert import ATTENTION_MASK, EMBEDDING, HIDDEN, INPUT_IDS, LOGITS, TOKEN_TYPES
 from runtimes.graph.pooling import FEWEST_TOKENS, SMALLEST_NORM, SPARSE_WIDTH
-from runtimes.types import INDICES, PROMPT_MASK, TOKEN_VECTORS, VALUES
+from runtimes.types import INDICES, PROMPT_MASK, TOKEN_VECTORS, VALUES, TensorSpec
 
 _ATTENTIONS = ("sdpa", "eager")  # some families have the second alone
 _FUNCTIONS = {
@@ -94,6 +95,10 @@ class Encoder(nn.Module):
         if pooling.normalize:
             vectors = functional.normalize(vectors, dim=-1, eps=SMALLEST_NORM)
         return vectors
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, "INT64", (-1, -1)) for name in self.inputs)
 
     def to_precision(self, kind: torch.dtype) -> Encoder:
         """The network's parameters in this type; the layers of pooling stay in float32."""
@@ -173,14 +178,19 @@ def opened(path: Path, task: str, pooling: Pooling | None) -> Encoder:
         kind = "AutoModelForMaskedLM"
     if task == "rerank":
         kind = "AutoModelForCausalLM"
-    encoder = Encoder(_network(getattr(transformers, kind), path), task, pooling)
+    spare = ("pooler",) if kind == "AutoModel" else ()  # which nobody asks
+    network, _ = loaded(getattr(transformers, kind), path, spare)
+    encoder = Encoder(network, task, pooling)
     if task == "rerank":
         yes, no = (encoder.network.lm_head.weight[word] for word in model_folder.judged(path))
         encoder.judge = nn.Buffer((yes - no).detach().clone())
     return encoder.eval().requires_grad_(False)
 
 
-def _network(auto: Any, path: Path) -> Any:
+def loaded(auto: Any, path: Path, spare: Sequence[str] = (), **configured: Any) -> tuple[Any, bool]:
+    """The folder's network of a class of transformers. `spare`: parts that the folder need not
+    have; whether it lacks any of them. `configured`: its `config`, where it is not as the folder's
+    stands. Raises `LoadError`."""
     for attention in _ATTENTIONS:
         try:
             network, report = auto.from_pretrained(
@@ -191,6 +201,7 @@ def _network(auto: Any, path: Path) -> Any:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                **configured,
             )
         except ValueError as error:
             if attention != _ATTENTIONS[-1] and "attention implementation" in str(error):
@@ -198,8 +209,8 @@ def _network(auto: Any, path: Path) -> Any:
             raise LoadError(f"{path} cannot be loaded: {error}") from error
         except Exception as error:  # transformers' own, safetensors', a KeyError of a config
             raise LoadError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-        spare = ("pooler",) if auto.__name__ == "AutoModel" else ()  # which nobody asks
-        missing = sorted(n for n in report["missing_keys"] if n.split(".")[0] not in spare)
+        lacking = list(report["missing_keys"])
+        missing = sorted(name for name in lacking if name.split(".")[0] not in spare)
         if missing:
             named = ", ".join(missing[:5])
             raise LoadError(
@@ -207,7 +218,7 @@ def _network(auto: Any, path: Path) -> Any:
                 "would be random"
             )
         network.config.use_cache = False
-        return network
+        return network, bool(lacking)
     raise AssertionError("the last attention has either answered or raised")
 
 

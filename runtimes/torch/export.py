@@ -47,22 +47,24 @@ def _export(order: dict[str, Any], say: Any) -> None:
     import torch
 
     from runtimes.folder import pooling_of
-    from runtimes.torch import encoder as encoders
+    from runtimes.torch import towers
 
     torch.set_num_threads(order["threads"])
     folder = Path(order["folder"])
     pooling = pooling_of(folder, order["pooling"], order["normalize"])
-    encoder = encoders.opened(folder, order["task"], pooling)
+    encoder = towers.opened(folder, order["task"], pooling, images=order["images"])
     say(step="exporting", done=0.3)
-    ids = torch.ones(EXAMPLE, dtype=torch.int64)
-    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    examples = towers.examples(encoder, *EXAMPLE)
+    sizes = [{0, *(axis for axis in (1,) if spec.shape[axis] == -1)} for spec in encoder.specs]
     with torch.inference_mode(False), torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
-        names = list(encoder(*(ids for _ in encoder.inputs)))
+        names = list(encoder(*examples))
         program = torch.onnx.export(
             encoder,
-            tuple(ids.clone() for _ in encoder.inputs),
+            examples,
             dynamo=True,
-            dynamic_shapes=(tuple(dynamic for _ in encoder.inputs),),
+            dynamic_shapes=(
+                tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in sizes),
+            ),
             opset_version=OPSET,
             input_names=list(encoder.inputs),
             output_names=names,

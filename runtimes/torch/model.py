@@ -96,7 +96,8 @@ def from_folder(source: Source, settings: RuntimeSettings, options: TorchOptions
     declared = pooling_of(source.path, options.pooling, options.normalize)
     if not bert_graph.is_built(source.path, task, declared):
         return _of_transformers(source, settings, declared)
-    limits = rows.settled(_limits(INPUTS, source, settings), settings)
+    inputs = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS)
+    limits = rows.settled(_limits(inputs, source, settings), settings)
     graph = TorchOps()
     config, weights, head = bert_graph.open_bert(source, task, declared)
     module = graph.module(bert_graph.build(graph, config, weights, head))
@@ -127,15 +128,17 @@ def _of_transformers(
     source: Source, settings: RuntimeSettings, declared: Pooling | None
 ) -> TorchModel:
     # It imports transformers, which takes seconds and which BERT folders do not need.
-    encoders = importlib.import_module("runtimes.torch.encoder")
-    encoder = encoders.opened(source.path, settings.task, declared)
+    towers = importlib.import_module("runtimes.torch.towers")
+    images = settings.row_shapes is not None
+    encoder = towers.opened(source.path, settings.task, declared, images=images)
+    by_token = _BY_TOKEN if encoder.inputs[0] == bert_graph.INPUT_IDS else ()
     with torch.inference_mode():
-        found = encoder(*(torch.ones((1, 2), dtype=torch.int64) for _ in encoder.inputs))
+        found = encoder(*towers.examples(encoder, 1, 2))
     outputs = tuple(
         TensorSpec(
             name,
             "FP32" if value.is_floating_point() else "INT64",
-            (-1, *([-1] if name in _BY_TOKEN else []), value.shape[-1]),
+            (-1, -1, value.shape[-1]) if name in by_token else (-1, *value.shape[1:]),
         )
         for name, value in found.items()
     )
@@ -143,26 +146,29 @@ def _of_transformers(
         ops.quantised_layers(encoder.network)
     elif settings.precision != "fp32":
         encoder.to_precision(FLOATS[settings.precision])
-    limits = rows.settled(_limits(encoder.inputs, source, settings), settings)
+    limits = rows.settled(_limits(encoder.specs, source, settings), settings)
+    if not by_token:
+        limits = replace(limits, max_length=None)
     return TorchModel(
         module=encoder,
         bind=lambda module: module,
         limits=replace(limits, outputs=outputs, id_bounds=encoder.id_bounds),
         floats=frozenset(name for name, value in found.items() if value.is_floating_point()),
-        cut_axes=dict.fromkeys(_BY_TOKEN, 1),
-        lengthwise=dict.fromkeys(encoder.inputs, 1),
+        cut_axes=dict.fromkeys(by_token, 1),
+        lengthwise=dict.fromkeys(encoder.inputs if by_token else (), 1),
     )
 
 
-def _limits(inputs: tuple[str, ...], source: Source, settings: RuntimeSettings) -> Limits:
+def _limits(inputs: tuple[TensorSpec, ...], source: Source, settings: RuntimeSettings) -> Limits:
     """Of a folder's model, without its outputs."""
+    texts = inputs[0].name == bert_graph.INPUT_IDS
     return Limits(
-        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in inputs),
+        inputs=inputs,
         outputs=(),
         max_length=source.longest,
-        length_input=bert_graph.INPUT_IDS,
-        mask_input=bert_graph.ATTENTION_MASK,
-        optional_inputs=inputs[1:],
+        length_input=bert_graph.INPUT_IDS if texts else None,
+        mask_input=bert_graph.ATTENTION_MASK if texts else None,
+        optional_inputs=tuple(spec.name for spec in inputs[1:]),
         precision=settings.precision,
         platform="pytorch_eager",
     )

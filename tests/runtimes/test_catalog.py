@@ -131,7 +131,7 @@ def test_a_file_that_is_no_model_here_says_what_to_make_of_it(tmp_path, name, co
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "tensorrt", "torch"])
-@pytest.mark.parametrize("kind", ["t5", "whisper", None])
+@pytest.mark.parametrize("kind", ["t5", "wav2vec2", None])
 def test_a_folder_of_another_family_is_named(tmp_path, runtime, kind):
     with pytest.raises(LoadError, match=rf"model_type {kind!r} is not supported.*roberta.*ONNX"):
         check_files(folder(tmp_path / "m", model_type=kind), asked(runtime))

@@ -229,16 +229,21 @@ class EmbeddingsCodec:
         return embeddings.decode(body, self._form)
 
     def texts(self, call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
+        if d.image is not None:  # it has no tokeniser to ask first
+            self._check(call, d)
         return embeddings.prompted(call, d)
 
     def text_name(self, call: EmbeddingsCall, index: int) -> str:
         return f"{self.parameter}[{index}]"
 
-    def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
-        return None
+    def images(self, call: EmbeddingsCall, d: ModelDescription) -> list[EncodedImage] | None:
+        if call.images is None:
+            return None
+        self._check(call, d)
+        return list(call.images)
 
     def row_count(self, call: EmbeddingsCall) -> int:
-        return len(call.texts or call.tokens or ())
+        return len(call.texts or call.tokens or call.images or ())
 
     def split(
         self,
@@ -248,6 +253,10 @@ class EmbeddingsCodec:
         tokenizer: Tokenizer = None,
     ) -> Rows:
         self._check(call, d)
+        if d.image is not None and tokens is not None:
+            rows = from_rows({d.image.input: tokens}, d)
+            rows.outputs = self._outputs(d)
+            return rows
         if tokens is not None and d.token_vectors is not None and tokenizer is not None:
             tokens = embeddings.as_rows(call, tokens, d, tokenizer)
         more = embeddings.prompt_masks(call, tokens, d, tokenizer)

@@ -188,11 +188,12 @@ class ModelLoader:
         found = describe.runtime_settings(
             model.name, settings, self.cache_dir, progress, self.reserved_cpus
         )
-        start = cost_sources(found, describe.with_lengths(settings, found.source), self.cache_dir)
+        whole = describe.with_lengths(settings, found.source)
+        start = cost_sources(found, whole, self.cache_dir)
         runtime = catalog.create(start.settings)
         try:
             runtime.load()
-            gate.admit(settings, start.settings, runtime)
+            gate.admit(whole, start.settings, runtime)
             if start.settings.entry:
                 runtime.warm()  # a class's own, which knows whether it takes zeros
             else:

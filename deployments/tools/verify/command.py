@@ -56,7 +56,8 @@ def run(file: Path, name: str, given: Mapping[str, Any]) -> int:
         model = local_model(model, cache_dir(), note)
         options = of_command_line(model.accept, given)
         settings = describe.runtime_settings(name, model, cache_dir(), note)
-        reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
+        image = describe.with_lengths(model, settings.source).image
+        reading = Reading(describe.tokenizer_bytes(settings.source), image)
         report = verified(settings, options, reading)
         note("layers", 0.0)
         looked = look(settings, report, options, reading) if given["layers"] else None
@@ -173,6 +174,7 @@ def fingerprint_of(file: Path, name: str, *, write: bool) -> int:
         )
     with shown_progress(name) as note:
         source = local_file(model.source, cache_dir(), note)
+    model = preprocessing_support.with_image(model, source)
     does = preprocessing_support.supported_preprocessing(model, source)
     if not does:
         raise CannotVerify(f"models.{name} gets its tensors unchanged: it has no fingerprint")

@@ -52,7 +52,6 @@ def test_an_images_length_is_its_patches(height, width, length):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"image": {}}, "image.size: is missing"),
         ({"image": {"size": 0}}, "must be a side such as 224"),
         ({"image": {"size": "24*32"}}, "must be a side such as 224"),
         ({"image": {"size": [64, 32]}}, "sizes must grow"),

@@ -1,21 +1,21 @@
 """OpenAI's `/v1/embeddings`, vLLM's `/pooling` and `/classify`, Text Embeddings Inference's
 `/embed_sparse`: texts or token arrays in, of each a vector or the score of every class out.
 
-A request has 1 to 2048 texts or token arrays, none empty. `encoding_format` is float or base64
-(little-endian float32). `dimensions` is one that the model was trained for: the vector's first
-numbers, to length 1 again if the whole had it. `prompt_name` names a prompt that goes before each
-text; `input_type` says what texts are for, and takes the prompt for that; where each token has a
-vector (`/pooling`), texts are documents if neither says more. A sparse vector is
-`[{"index", "value"}]`, by index. Unknown keys, and `truncate`, are ignored.
+A request has 1 to 2048 texts or token arrays, none empty; for a model of images, `{"image": …}`
+with a file as base64 or data URL. `encoding_format` is float or base64 (little-endian float32).
+`dimensions` is one that the model was trained for: the vector's first numbers, to length 1 again if
+the whole had it. `prompt_name` names a prompt that goes before each text; `input_type` says what
+texts are for, and takes the prompt for that; where each token has a vector, texts are documents if
+neither says more. A sparse vector is `[{"index", "value"}]`. Unknown keys are ignored.
 
-Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`; Text
-Embeddings Inference 1.8.
+Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`; Jina's
+`image`; Text Embeddings Inference 1.8.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
@@ -67,9 +67,23 @@ _MANY = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
 INPUTS = any_of(_Text, Annotated[list[_Text], _MANY], _Tokens, Annotated[list[_Tokens], _MANY])
 
 
+class ImageOfInput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    image: _Text
+
+
+_AN_IMAGE = {
+    "type": "object",
+    "properties": {"image": {"type": "string", "minLength": 1}},
+    "required": ["image"],
+    "additionalProperties": False,
+}
+_IMAGES = {"type": "array", "items": _AN_IMAGE, "minItems": 1, "maxItems": MAX_INPUTS}
+OR_IMAGES: dict[str, Any] = {"anyOf": [*INPUTS["anyOf"], _AN_IMAGE, _IMAGES]}
+
+
 class EmbeddingsRequest(msgspec.Struct, gc=False):
     model: str
-    input: Annotated[msgspec.Raw, documented(**INPUTS)]
+    input: Annotated[msgspec.Raw, documented(**OR_IMAGES)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     prompt_name: str | None = None
@@ -96,19 +110,52 @@ _text = msgspec.json.Decoder(_Text)
 _texts = msgspec.json.Decoder(list[_Text])
 _tokens = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
+_image = msgspec.json.Decoder(ImageOfInput)
+_image_list = msgspec.json.Decoder(list[ImageOfInput])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 
 def decode(body: bytes, form: Form = "embedding") -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
     request = json_body.read(_FORMS[form], body)
-    texts, tokens = inputs_of(request.input)
     if isinstance(request, ClassificationRequest):
+        texts, tokens = inputs_of(request.input)
         return EmbeddingsCall(request.model, texts, tokens, task="classify")
+    images = _images(request.input)
+    texts, tokens = (None, None) if images else inputs_of(request.input)
     return EmbeddingsCall(
         request.model, texts, tokens, request.encoding_format == "base64", request.dimensions,
-        request.prompt_name, request.input_type, getattr(request, "task", None),
+        request.prompt_name, request.input_type, getattr(request, "task", None), images,
     )  # fmt: skip
+
+
+def _images(raw: msgspec.Raw) -> list[bytes] | None:
+    """The files of an input that is images; None for another input. Raises `BadRequest`."""
+    start = _START.match(memoryview(raw))
+    if start is None or start["inner"] != b"{":
+        return None
+    try:
+        if start["outer"]:
+            _check_count(len(json_body.rows(raw, MAX_INPUTS)), "input")
+        entries = _image_list.decode(raw) if start["outer"] else [_image.decode(raw)]
+    except json_body.DECODE_ERRORS as error:
+        refusal = json_body.element(error, "The body", "input")
+        raise BadRequest(refusal.message, param="input") from None
+    return [_file(index, entry.image) for index, entry in enumerate(entries)]
+
+
+def _file(index: int, written: str) -> bytes:
+    if written.startswith(("http://", "https://")):
+        raise BadRequest(
+            f"input[{index}].image is a URL, which is not fetched; send the file as base64.",
+            param="input",
+        )
+    if written.startswith("data:"):
+        written = written.partition(",")[2]
+    try:
+        return b64decode(written, validate=True)
+    except ValueError as error:
+        raise BadRequest(f"input[{index}].image is not base64: {error}", param="input") from None
 
 
 def inputs_of(
@@ -188,7 +235,10 @@ def prompted(call: EmbeddingsCall, d: ModelDescription) -> list[str] | None:
     prompt = _prompt_of(call, d)
     if call.texts is None:
         if call.prompt is not None:
-            raise BadRequest("a prompt goes before a text, not before ids.", param="prompt_name")
+            other = "ids" if call.images is None else "images"
+            raise BadRequest(
+                f"a prompt goes before a text, not before {other}.", param="prompt_name"
+            )
         return None
     return [prompt + text for text in call.texts] if prompt else call.texts
 
@@ -277,7 +327,14 @@ def check_task(call: EmbeddingsCall, d: ModelDescription, form: Form) -> None:
         return
     if form == "embedding" and d.task != "embed":
         raise BadRequest(f"model {d.name} does not make embeddings", param="model")
-    if d.task not in ("embed", "classify") or d.image is not None:
+    if call.images is None and d.image is not None and d.task == "embed":
+        raise BadRequest(
+            f"model {d.name} takes images: {{'image': the JPEG or PNG file as base64}}",
+            param="input",
+        )
+    if call.images is not None and d.image is None:
+        raise BadRequest(f"model {d.name} takes no images", param="input")
+    if d.task not in ("embed", "classify") or (d.image is not None and d.task != "embed"):
         raise BadRequest(f"model {d.name} neither embeds nor classifies texts", param="model")
     if call.task not in (None, d.task):
         what = "model" if form == "classification" else "task"

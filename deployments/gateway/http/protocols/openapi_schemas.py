@@ -273,7 +273,9 @@ def embeddings(d: ModelDescription) -> dict[str, Any] | None:
 
 
 def _of_two_texts(d: ModelDescription) -> dict[str, Any]:
-    return {"model": d.name, "input": _two_texts(d)}
+    """Of a model that takes images, of one image."""
+    given = _two_texts(d) if d.image is None else [{"image": _PNG}]
+    return {"model": d.name, "input": given}
 
 
 def _two_texts(d: ModelDescription) -> list[Any]:

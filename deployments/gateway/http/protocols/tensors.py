@@ -118,9 +118,9 @@ class PredictCall:
 
 @dataclass(slots=True)
 class EmbeddingsCall:
-    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format; `prompt`: name
-    of one of the model's prompts; `kind`: what the texts are for, as `input_type`; `task`: what the
-    caller takes the model for."""
+    """`texts`, `tokens` or `images` (JPEG or PNG files; exactly one is set), in order; `base64`:
+    encoding_format; `prompt`: name of one of the model's prompts; `kind`: what the texts are for,
+    as `input_type`; `task`: what the caller takes the model for."""
 
     model: str
     texts: list[str] | None
@@ -130,6 +130,7 @@ class EmbeddingsCall:
     prompt: str | None = None
     kind: str | None = None
     task: str | None = None
+    images: list[bytes] | None = None
 
 
 @dataclass(slots=True)
