@@ -34,23 +34,26 @@ from runtimes.types import RuntimeSettings
 FILE = "model.onnx"
 LIMIT_S = 900.0
 PACKAGES = ("torch", "transformers", "onnxscript")
-LAYOUT = "1"  # raised when the same inputs get exported differently
+LAYOUT = "2"  # raised when the same inputs get exported differently
 _FREE_BYTES = 4 << 30  # for the libraries, beside the weights
 _COPIES = 6  # of the weights that an export holds at most
 _LOOK_S = 0.1
 
 
 def key(source: Source, settings: RuntimeSettings, options: GraphOptions) -> list[str]:
-    """What shapes the export besides the folder's files."""
+    """What shapes the export besides the folder's files, and whether its operators are standard."""
     versions = [_version(name) for name in PACKAGES]
     chosen = pooling_of(source.path, options.pooling, options.normalize)
     images = ["images"] if settings.row_shapes is not None else []
     return ["export", LAYOUT, *versions, settings.task, repr(chosen), *images]
 
 
-def exported(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Path:
-    """The ONNX file. Raises `LoadError`; `MissingBackend` where a package is not installed."""
-    parts = [source.digest, *key(source, settings, options)]
+def exported(
+    source: Source, settings: RuntimeSettings, options: GraphOptions, *, standard: bool
+) -> Path:
+    """The ONNX file. `standard`: it has no operators of ONNX Runtime's own. Raises `LoadError`;
+    `MissingBackend` where a package is not installed."""
+    parts = [source.digest, *key(source, settings, options), f"standard {standard}"]
 
     def build(folder: Path) -> None:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -61,7 +64,8 @@ def exported(source: Source, settings: RuntimeSettings, options: GraphOptions) -
             )
         weights = sum(file.stat().st_size for file in source.weights)
         memory = _FREE_BYTES + _COPIES * weights
-        _run(_order(source, settings, options, folder), settings, memory)
+        order = _order(source, settings, options, folder) | {"standard": standard}
+        _run(order, settings, memory)
 
     return staging.staged(settings.cache_dir, parts, build) / FILE
 

@@ -1,9 +1,11 @@
-"""A BERT encoder as one graph that any backend's builder can put together, and its weights.
+"""A BERT encoder as an ONNX graph, for what starts without torch, and its weights.
 
 `read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
 token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a
 classifier's logits out. Each task computes its own output alone, so nothing else is copied out.
 Weights are read from safetensors through numpy as float32, their shapes checked; never a pickle.
+It answers as the export of the same folder does, and as fast; what it saves is torch, transformers
+and the export at a node's first start.
 
 Left out: decoders, relative positions, dropout, pre-training heads. Source: Devlin et al. 2018
 (post-norm encoder) and `transformers`' BertModel, whose tensor names the weights carry.

@@ -1,7 +1,7 @@
 """The operations that a backend's graph builder offers, and pooling, which is written with them.
 
-A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` and `runtimes.torch.ops`
-turn the calls into nodes of their library. It holds no more operations than the networks need.
+A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` turns the calls into
+nodes. It holds no more operations than the networks need.
 
 Pooling of a stored graph makes one vector of a text's tokens: the mean over the real ones or the
 first ([CLS]), then, if declared, scaled to length 1. The options of a model speak first, then what

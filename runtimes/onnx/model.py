@@ -41,14 +41,14 @@ THROUGH = frozenset({"Cast", "Identity"})
 def read(
     source: Source, settings: RuntimeSettings, options: GraphOptions, *, standard: bool = False
 ) -> Any:
-    """The `ModelProto` for the settings' task, weights in memory. `standard`: what is built has no
-    operators of ONNX Runtime's own. Raises `LoadError`."""
+    """The `ModelProto` for the settings' task, weights in memory. `standard`: what is built or
+    exported has no operators of ONNX Runtime's own. Raises `LoadError`."""
     _require_onnx()
     if source.kind is SourceKind.HUGGING_FACE:
         declared = pooling_of(source.path, options.pooling, options.normalize)
         if bert_graph.is_built(source.path, settings.task, declared):
             return _built(source, settings.task, declared, standard)
-        return _loaded(exporting.exported(source, settings, options))
+        return _loaded(exporting.exported(source, settings, options, standard=standard))
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is not SourceKind.ONNX:

@@ -41,7 +41,7 @@ from runtimes.warmup import OptimizationProfile, SizeRange
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
-LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "5"  # of a staged entry; raised when what is built for the same inputs changes
 FACTS = "facts.json"
 _OWN_WORDS = {
     "FP16": "float16", "BF16": "bfloat16", "FP32": "float", "FP64": "double", "BYTES": "string",

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 OPSET = 20
+FAR = -65504.0  # the lowest finite float16; added to scores of padding, whose share is then 0
+FUSED = "headrace"  # a name for our attention among those of transformers
 EXAMPLE = (2, 7)  # rows and length; neither is 1, which torch would take for a fixed size
 
 
@@ -53,6 +55,8 @@ def _export(order: dict[str, Any], say: Any) -> None:
     folder = Path(order["folder"])
     pooling = pooling_of(folder, order["pooling"], order["normalize"])
     encoder = towers.opened(folder, order["task"], pooling, images=order["images"])
+    if not order["standard"]:
+        _fuse_attention(encoder.network)
     say(step="exporting", done=0.3)
     examples = towers.examples(encoder, *EXAMPLE)
     sizes = [{0, *(axis for axis in (1,) if spec.shape[axis] == -1)} for spec in encoder.specs]
@@ -74,6 +78,52 @@ def _export(order: dict[str, Any], say: Any) -> None:
     say(step="writing", done=0.8)
     program.save(str(Path(order["out"]) / "model.onnx"), external_data=True)
     say(step="written", done=1.0)
+
+
+def _fuse_attention(network: Any) -> None:
+    """Attention becomes one operator of ONNX Runtime's own, which OpenVINO reads too: neither knows
+    it in what torch writes of itself. Families with an attention of their own keep that."""
+    import torch
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers.integrations import sdpa_attention
+
+    def mask(*, mask_function: Any, attention_mask: Any, **how: Any) -> Any:
+        """Which tokens count: [rows, length], or [rows, 1, length, length] where that differs by
+        token."""
+        if mask_function is masking_utils.bidirectional_mask_function:
+            return attention_mask
+        how |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return masking_utils.sdpa_mask(
+            mask_function=mask_function, attention_mask=attention_mask, **how
+        )
+
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, counts: Any, scaling: Any = None, **_: Any
+    ) -> tuple[Any, None]:
+        """Of [rows, heads, length, width] each, [rows, length, heads, width]."""
+        rows, heads, length, width = query.shape
+        shared = heads // key.shape[1]
+        key, value = (sdpa_attention.repeat_kv(each, shared) for each in (key, value))
+        parts = [each.transpose(1, 2).reshape(rows, length, -1) for each in (query, key, value)]
+        padding = bias = None  # as of images, all of whose patches count
+        if counts is not None and counts.dim() == 2:
+            padding = counts.to(torch.int32)
+        elif counts is not None:
+            bias = torch.where(counts, 0.0, FAR)
+        mixed = torch.onnx.ops.symbolic(
+            "com.microsoft::MultiHeadAttention",
+            (*parts, None, padding, bias),
+            {"num_heads": heads, "scale": scaling or width**-0.5},
+            dtype=query.dtype,
+            shape=parts[2].shape,
+            version=1,
+        )
+        return mixed.reshape(rows, length, heads, -1), None
+
+    AttentionInterface.register(FUSED, attention)
+    AttentionMaskInterface.register(FUSED, mask)
+    if network.config._attn_implementation == "sdpa":
+        network.set_attn_implementation(FUSED)
 
 
 def _no_connections(event: str, _: Any) -> None:

@@ -1,9 +1,8 @@
 """Turns a source into a `TorchModel`: a callable network with its inputs, outputs and bounds.
 
-For a BERT folder, the network is built from the description that all backends share; any other
-folder has transformers' own module (`encoder`). A `torch.export` archive has a graph of its own;
-its symbolic sizes say which axes are dynamic, which bounds they have, and which outputs follow the
-length.
+A Hugging Face folder has transformers' own module (`encoder`). A `torch.export` archive has a graph
+of its own; its symbolic sizes say which axes are dynamic, which bounds they have, and which outputs
+follow the length.
 
 `prepared` moves a model to its device and memory format. `modes` decides how the model runs (eager,
 compiled, captured). `trace` runs its graph node by node, on the CPU; no operation can be kept in
@@ -26,13 +25,12 @@ from torch.utils import _pytree as pytree
 from runtimes import options as option_parser
 from runtimes import rows
 from runtimes.errors import LoadError
-from runtimes.folder import Pooling, pooling_of
+from runtimes.folder import pooling_of
 from runtimes.graph import bert as bert_graph
 from runtimes.layers import TracedTensor
 from runtimes.source import Source, inspect
 from runtimes.torch import archive as torch_archive
-from runtimes.torch import ops
-from runtimes.torch.ops import TorchOps
+from runtimes.torch import int8
 from runtimes.torch.options import TorchOptions
 from runtimes.types import TOKEN_VECTORS, Limits, RuntimeSettings, TensorSpec
 
@@ -42,7 +40,6 @@ DATATYPES: Mapping[torch.dtype, str] = {
     **{torch.bfloat16: "BF16", torch.float32: "FP32", torch.float64: "FP64"},
 }
 FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
 _BY_TOKEN = (bert_graph.HIDDEN, TOKEN_VECTORS)  # outputs that are as long as their rows
 UNBOUNDED = 1 << 40  # torch's upper bound of an unbounded size is near 2^63
 
@@ -87,47 +84,12 @@ def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.Graph
 
 
 def from_folder(source: Source, settings: RuntimeSettings, options: TorchOptions) -> TorchModel:
-    """The model of a Hugging Face folder: of a BERT folder the graph that all backends share, of
-    any other transformers' own module.
+    """The model of a Hugging Face folder: transformers' own module.
 
     Raises `LoadError` if the folder lacks a part, or declares one that is not supported.
     """
-    task, precision = settings.task, settings.precision
     declared = pooling_of(source.path, options.pooling, options.normalize)
-    if not bert_graph.is_built(source.path, task, declared):
-        return _of_transformers(source, settings, declared)
-    inputs = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS)
-    limits = rows.settled(_limits(inputs, source, settings), settings)
-    graph = TorchOps()
-    config, weights, head = bert_graph.open_bert(source, task, declared)
-    module = graph.module(bert_graph.build(graph, config, weights, head))
-    kinds = module.get_parameter("token_types").shape[0]
-    width = config.hidden_size
-    embedding = (TensorSpec(bert_graph.EMBEDDING, "FP32", (-1, width)),) if declared else ()
-    outputs = (TensorSpec(bert_graph.HIDDEN, "FP32", (-1, -1, width)), *embedding)
-    if task == "embed":
-        outputs = embedding
-    elif task == "classify":
-        labels = module.get_parameter("classifier_bias").shape[0]
-        outputs = (TensorSpec(bert_graph.LOGITS, "FP32", (-1, labels)),)
-    if precision != "fp32":
-        quantise = precision == "int8"
-        module = ops.quantised(module) if quantise else module.to(FLOATS[precision])
-    bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}
-    return TorchModel(
-        module=module,
-        bind=lambda module: module,
-        limits=replace(limits, outputs=outputs, id_bounds=bounds),
-        floats=frozenset(spec.name for spec in outputs),
-        cut_axes={bert_graph.HIDDEN: 1},
-        lengthwise=dict.fromkeys(INPUTS, 1),
-    )
-
-
-def _of_transformers(
-    source: Source, settings: RuntimeSettings, declared: Pooling | None
-) -> TorchModel:
-    # It imports transformers, which takes seconds and which BERT folders do not need.
+    # It imports transformers, which takes seconds and which archives do not need.
     towers = importlib.import_module("runtimes.torch.towers")
     images = settings.row_shapes is not None
     encoder = towers.opened(source.path, settings.task, declared, images=images)
@@ -143,7 +105,7 @@ def _of_transformers(
         for name, value in found.items()
     )
     if settings.precision == "int8":
-        ops.quantised_layers(encoder.network)
+        int8.quantise(encoder.network)
     elif settings.precision != "fp32":
         encoder.to_precision(FLOATS[settings.precision])
     limits = rows.settled(_limits(encoder.specs, source, settings), settings)

@@ -20,6 +20,8 @@ from runtimes import ragged_file
 HIDDEN, LAYERS, VOCABULARY, POSITIONS, LABELS = 32, 2, 100, 64, 3
 CONFIG = {
     "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "id2label": {str(label): str(label) for label in range(LABELS)},
     "hidden_size": HIDDEN,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 2,
@@ -263,8 +265,8 @@ def _bert_weights() -> dict[str, np.ndarray]:
         "embeddings.token_type_embeddings.weight": matrix(2, HIDDEN),
         **norm("embeddings.LayerNorm"),
         **linear("pooler.dense", HIDDEN),
-        **linear("classifier", LABELS),
     }
+    classifier = linear("classifier", LABELS)
     for layer in range(LAYERS):
         base = f"encoder.layer.{layer}"
         for part in ("self.query", "self.key", "self.value", "output.dense"):
@@ -273,4 +275,4 @@ def _bert_weights() -> dict[str, np.ndarray]:
         weights |= linear(f"{base}.intermediate.dense", 64)
         weights |= linear(f"{base}.output.dense", HIDDEN, 64)
         weights |= norm(f"{base}.output.LayerNorm")
-    return weights
+    return {**{f"bert.{name}": value for name, value in weights.items()}, **classifier}

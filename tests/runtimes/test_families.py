@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -48,6 +49,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 PAIR = ["weightedmean", "lasttoken"]  # poolings side by side
 # One with positions of an offset, one that has eager attention alone.
 EXPORTED = ("roberta", "deberta-v2")
+LAYERS_FUSED = {"roberta": 2, "deberta-v2": 0}
 
 
 def folder(path: Path, family: str, task: str = "tensors") -> Any:
@@ -134,7 +136,7 @@ def worst(ours: list[np.ndarray[Any, Any]], theirs: list[np.ndarray[Any, Any]]) 
 
 
 @pytest.mark.parametrize("task", ["tensors", "classify"])
-@pytest.mark.parametrize("family", sorted(FAMILIES - {"bert"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_torch_runs_each_family_as_transformers_does(tmp_path, family, task):
     network = folder(tmp_path / "m", family, task)
     runtime = opened("torch", tmp_path / "m", task, tmp_path)
@@ -154,6 +156,10 @@ def test_an_exported_family_answers_as_transformers_does_on_both_backends(tmp_pa
         assert worst(pooled, pair_by_hand(tmp_path / "m", hidden)) < WORST
         steps.append(len(list((tmp_path / "cache/staged").glob("*/model.onnx"))))
     assert steps[0] == steps[1]  # one export for both
+    for file in (tmp_path / "cache/staged").glob("*/model.onnx"):  # that, and ONNX Runtime's own
+        kinds = [node.op_type for node in onnx.load(file, load_external_data=False).graph.node]
+        assert kinds.count("MultiHeadAttention") == LAYERS_FUSED[family]
+        assert "SkipLayerNormalization" not in kinds
 
 
 def pooled_by_hand(hidden: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:

@@ -217,7 +217,9 @@ def test_tensorrt_gets_a_graph_of_standard_operators_with_the_pairs_in_it(tmp_pa
 class WithoutTensorRT:
     """A build that has the provider, where its libraries are missing: it goes on without."""
 
-    def InferenceSession(self, file: str, options: object, providers: list[object]) -> object:
+    def InferenceSession(
+        self, file: str, options: object, providers: list[object], disabled_optimizers: list[str]
+    ) -> object:
         return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
 
 
