@@ -1,4 +1,4 @@
-# Images of Headrace, docs/container-image.md:
+# Images of Headrace, docs/container-image.md; `make images` builds the first without a daemon:
 #   docker build --target cpu --tag headrace:0.1.0 .           OpenVINO and ONNX Runtime
 #   docker build --target cuda --tag headrace:0.1.0-cuda .     torch, ONNX Runtime, TensorRT and vLLM
 #                                                              for NVIDIA's GPUs, linux/amd64 alone
@@ -15,7 +15,7 @@ FROM ${BASE} AS system
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         bash ca-certificates grep python-is-python3 python3 wget \
-    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/cache/ldconfig \
+    && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin headrace \
     && install --directory --owner 10001 --group 10001 /var/cache/headrace \
@@ -26,12 +26,16 @@ RUN apt-get update \
 # /image/usr/local, thus where Debian's Python looks for them without a word of the environment's:
 # KubeRay starts Ray by a login shell, which sets a PATH of its own.
 FROM system AS build
+# Seconds since 1970 that every file's time is to be, so that two builds are equal.
+ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip \
     && rm -rf /var/lib/apt/lists/*
+# What Python compiles is as old as nobody can tell (`unchecked-hash`): an image's sources never change.
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    PIP_ROOT_USER_ACTION=ignore
+    PIP_ROOT_USER_ACTION=ignore \
+    COMPILE="python3 -m compileall -q -j0 --invalidation-mode unchecked-hash -s /image /image/usr/local"
 WORKDIR /src
 COPY requirements/build.lock requirements/compiler.lock requirements/
 RUN python3 -m pip install --no-deps --require-hashes \
@@ -39,19 +43,21 @@ RUN python3 -m pip install --no-deps --require-hashes \
 
 FROM build AS build-cpu
 COPY requirements/runtime.lock requirements/stores.lock requirements/example.lock requirements/
-RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
+RUN python3 -m pip install --root /image --no-compile --ignore-installed --no-deps --require-hashes \
         -r requirements/runtime.lock -r requirements/stores.lock -r requirements/example.lock
 COPY . .
 RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -m pip install --root /image --no-deps --no-build-isolation .
+        python3 -m pip install --root /image --no-compile --no-deps --no-build-isolation . \
+    && { ${COMPILE} || true; }
 
 FROM build AS build-cuda
 COPY requirements/cuda.lock requirements/
-RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
+RUN python3 -m pip install --root /image --no-compile --ignore-installed --no-deps --require-hashes \
         -r requirements/build.lock -r requirements/cuda.lock
 COPY . .
 RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
-        python3 -m pip install --root /image --no-deps --no-build-isolation .
+        python3 -m pip install --root /image --no-compile --no-deps --no-build-isolation . \
+    && { ${COMPILE} || true; }
 
 # All that both have. USER: Ray asks for the user's name, which a pod's runAsUser may not have.
 FROM system AS runtime

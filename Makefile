@@ -19,7 +19,7 @@ export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check gpu-wheels wheel compiled test-compiled clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom images test-image oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check gpu-wheels wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -155,6 +155,16 @@ test: lint unit kube prometheus
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
 	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/hostile/test_fuzz_generation.py tests/integration
+
+# The image for processors, of this commit, twice, and compared (docs/container-image.md). As root, with
+# Debian's buildah, podman and mmdebstrap; BASE: another base, by its digest.
+images: sbom
+	$(BIN)/python -m deployments.tools.images --twice $(if $(BASE),--base $(BASE))
+
+# The chart's pods as containers of it, in namespaces of this machine.
+IMAGE ?= localhost/headrace:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+test-image: kube
+	HEADRACE_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -rA -m cluster tests/cluster/test_rendered.py
 
 # What a refactoring must not change: simulated outcomes, the dispatcher's actions, HTTP answers,
 # metrics, settings, help pages. A change of behaviour writes them anew and says why.

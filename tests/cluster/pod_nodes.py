@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.machines import CHECKOUT, CannotMakeMachines, Lab
+from tests.cluster.machines import CHECKOUT, CannotMakeMachines, Lab, Machine
 from tests.cluster.pod_mounts import OWN, files_folder, publish, script
 from tests.cluster.ray_nodes import PATIENCE, Node
 from tests.kube.chart import Object
@@ -29,7 +29,7 @@ _IMAGE = {
 }
 _CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 _LOG = OWN / "container.log"
-_INIT_S = 120.0
+_INIT_S, _ENDS_S = 120.0, 30.0
 _LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
 
 
@@ -51,9 +51,11 @@ class Stored:
         return found
 
 
-def environment(pod: Object, container: Object, stored: Stored) -> dict[str, str]:
+def environment(
+    pod: Object, container: Object, stored: Stored, image: Mapping[str, str] = _IMAGE
+) -> dict[str, str]:
     """Of one of its containers. Raises KeyError where it names what is not there."""
-    found = {**_IMAGE, **_CLUSTER, "HOSTNAME": pod["metadata"]["name"]}
+    found = {**image, **_CLUSTER, "HOSTNAME": pod["metadata"]["name"]}
     for each in container.get("env", ()):
         value = _from(pod, each["valueFrom"], stored) if "valueFrom" in each else each["value"]
         found[each["name"]] = expanded(value, found)
@@ -103,25 +105,27 @@ class PodNode(Node):
     as its DNS would tell them."""
 
     def __init__(
-        self, lab: Lab, pod: Object, stored: Stored, names: Mapping[str, str], program: Path
+        self, lab: Lab, pod: Object, stored: Stored, names: Mapping[str, str], program: str
     ) -> None:
-        self.pod, self._stored = pod, stored
+        """`program`: what stands in HAProxy's place."""
+        self.pod, self._stored, self._program = pod, stored, Path(program)
         self.container = pod["spec"]["containers"][0]
         user = pod["spec"]["securityContext"]["runAsUser"]
         check_user(user, Path("/proc/self/uid_map").read_text())
         machine = lab.machine(pod["metadata"]["name"])
-        hosts = {"localhost": "127.0.0.1", machine.name: machine.ip, **names}
         machine.run("ip", "route", "add", "default", "via", machine.address.nobody.ip)
-        machine.run("sh", "-c", script(pod, program, hosts))
-        self._volumes = [v for v in pod["spec"].get("volumes", ()) if "projected" in v]
+        self._furnish(machine, {"localhost": "127.0.0.1", machine.name: machine.ip, **names})
         super().__init__(machine, environment(pod, self.container, stored))
+
+    def _furnish(self, machine: Machine, hosts: Mapping[str, str]) -> None:
+        """Its files and its volumes."""
+        machine.run("sh", "-c", script(self.pod, self._program, hosts))
 
     def start(self) -> None:
         """Its init containers, then Ray's. The others of the pod are left out."""
-        for volume in self._volumes:
-            publish(self._here(files_folder(volume["name"])), self._stored.files(volume))
+        self.publish(self._stored)
         for each in self.pod["spec"].get("initContainers", ()):
-            self._run(each, [*each["command"], *each["args"]], _INIT_S)
+            self._run(each, [*each["command"], *each["args"]], _INIT_S * PATIENCE)
         words = [*as_user(self.pod, self.container), *self.container["command"]]
         with self._here(_LOG).open("a") as log:
             self.process = self.machine.start(
@@ -132,19 +136,24 @@ class PodNode(Node):
     def publish(self, stored: Stored) -> None:
         """Secrets and ConfigMaps have changed, and the kubelet has noticed."""
         self._stored = stored
-        for volume in self._volumes:
-            publish(self._here(files_folder(volume["name"])), stored.files(volume))
+        for volume in self.pod["spec"].get("volumes", ()):
+            if "projected" in volume:
+                publish(self._folder(volume["name"]), stored.files(volume))
+
+    def _folder(self, volume: str) -> Path:
+        """Where its files are, as seen from here."""
+        return self._here(files_folder(volume))
 
     def run(self, *command: str, limit_s: float = 30) -> subprocess.CompletedProcess[str]:
         """In its container, as `kubectl exec`. Raises CalledProcessError."""
-        return self._run(self.container, command, limit_s)
+        return self._run(self.container, command, limit_s * PATIENCE)
 
     def _run(
         self, container: Object, command: Sequence[str], limit_s: float
     ) -> subprocess.CompletedProcess[str]:
         env = environment(self.pod, container, self._stored)
         words = [*as_user(self.pod, container), *command]
-        return self.machine.run(*words, env=env, limit_s=limit_s * PATIENCE)
+        return self.machine.run(*words, env=env, limit_s=limit_s)
 
     def passes(self, probe: str) -> bool:
         """`probe`: livenessProbe or readinessProbe; asked once, with its own limit of time."""
@@ -155,12 +164,15 @@ class PodNode(Node):
             url = f"http://{self.ip}:{asked['httpGet']['port']}/{asked['httpGet']['path']}"
             command = ["wget", "--tries", "1", "-q", "-O-", url]
         try:
-            env = environment(self.pod, self.container, self._stored)
-            words = [*as_user(self.pod, self.container), *command]
-            self.machine.run(*words, env=env, limit_s=asked["timeoutSeconds"])
+            self._run(self.container, command, asked["timeoutSeconds"])
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return False
         return True
+
+    def kill(self) -> None:
+        """Every process of its container at once, as for want of memory."""
+        self.machine.kill()
+        self.process.wait(_ENDS_S)
 
     @property
     def labels(self) -> dict[str, str]:

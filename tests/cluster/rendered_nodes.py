@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,10 +40,12 @@ _PROBE_S = 5.0
 
 class RenderedNodes:
     """`stored`: what the pods name, but for Ray's token. `program`: the path of what stands in
-    HAProxy's place in the image."""
+    HAProxy's place in the image. `kind`: what a pod is made of."""
 
-    def __init__(self, lab: Lab, service: Object, stored: Stored, program: str) -> None:
-        self._lab, self.service, self._program = lab, service, Path(program)
+    def __init__(
+        self, lab: Lab, service: Object, stored: Stored, program: str, kind: type[PodNode] = PodNode
+    ) -> None:
+        self._lab, self.service, self._program, self._kind = lab, service, program, kind
         self.cluster_name = f"{service['metadata']['name']}-abcde"
         self.token = secrets.token_hex(32)
         own = {self.cluster_name: {TOKEN_KEY: self.token}}
@@ -70,7 +71,7 @@ class RenderedNodes:
         return time.monotonic() - began
 
     def _started(self, pod: Object, names: dict[str, str]) -> PodNode:
-        return PodNode(self._lab, pod, self.stored, names, self._program)
+        return self._kind(self._lab, pod, self.stored, names, self._program)
 
     def _worker(self, pod: Object) -> PodNode:
         return self._started(pod, {head_name(self.service, self.cluster_name): self.head.ip})
@@ -80,7 +81,7 @@ class RenderedNodes:
         for place, worker in enumerate(self.workers):
             if worker.process.poll() is not None:
                 self.replaced.append(said(worker))
-                worker.machine.kill()
+                worker.kill()
                 pod = copy.deepcopy(worker.pod)
                 pod["metadata"]["name"] += f"-{len(self.replaced)}"
                 self.workers[place] = self._worker(pod)

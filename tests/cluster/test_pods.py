@@ -25,7 +25,7 @@ STORED = Stored(
     {"keys": {"acme.yaml": "a: 1"}, "token": {"auth_token": "t0ken"}},
     {"more": {"b.yaml": "b: 2"}},
 )
-PROGRAM = Path("/usr/local/bin/headrace-of-a-test")  # this machine may have the real one
+PROGRAM = "/usr/local/bin/headrace-of-a-test"  # this machine may have the real one
 TOKEN = {"name": "token", "key": "auth_token"}
 SOURCES = [{"secret": {"name": "keys"}}, {"configMap": {"name": "more"}}]
 SECURITY = {

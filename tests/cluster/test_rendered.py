@@ -6,6 +6,7 @@ What that proves and what not: docs/kubernetes.md.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ import pytest
 import yaml
 
 from deployments.gateway.tenancy.tenants import new_key
+from tests.cluster.container_nodes import ContainerNode, has_image
 from tests.cluster.machines import CannotMakeMachines, Lab
-from tests.cluster.pod_nodes import Stored
+from tests.cluster.pod_nodes import PodNode, Stored
 from tests.cluster.ray_nodes import until
 from tests.cluster.rendered_nodes import RenderedNodes
 from tests.cluster.steady_load import SteadyLoad, infer
@@ -30,6 +32,7 @@ from tests.kube.wiring import selects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
+IMAGE = os.environ.get("HEADRACE_TEST_IMAGE", "")  # of the containers; none: this machine's files
 KEY, HASH = new_key()
 BATCH_KEY, BATCH_HASH = new_key()
 IDS = [5, 6, 7]
@@ -40,14 +43,18 @@ TENANTS_PATH = "/etc/headrace/tenants"
 VALUES = f"""
 models:
   quick: {{runtime: synthetic, slo: {{latency_ms: 20000}}, options: {{base_ms: {BEFORE_MS}}}}}
-  slow: {{runtime: synthetic, slo: {{latency_ms: 20000}}, options: {{base_ms: 50}}}}
+  slow:
+    runtime: synthetic
+    slo: {{latency_ms: 20000}}
+    options: {{base_ms: 50}}
+    replicas: {{count: 2}}
 gateway: {{tenants_path: {TENANTS_PATH}}}
 tenantFiles:
   config: {{tenants: {{acme: {{weight: 3}}, batch: {{priority: bulk}}}}}}
   existingSecrets: [acme-keys, batch-keys]
 head: {{memory: 3Gi, objectStore: 128Mi}}
 gateways: {{memory: 2Gi, objectStore: 128Mi}}
-workerGroups: [{{name: cpu, minReplicas: 1, cpu: 4, memory: 3Gi, objectStore: 128Mi}}]
+workerGroups: [{{name: cpu, minReplicas: 2, cpu: 4, memory: 3Gi, objectStore: 128Mi}}]
 podMonitors: {{enabled: true}}
 """
 Changes = dict[Path, int | None]
@@ -106,15 +113,21 @@ def release(of_this_machine: Changes) -> Iterator[Release]:
     """The nodes run when it is there; what their containers said is shown where they do not."""
     pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
     values = values_of(VALUES)
+    if IMAGE:
+        repository, _, tag = IMAGE.rpartition(":")
+        values["image"] = {"repository": repository, "tag": tag}
     with helm_and_store() as (helm, store):
         helm.install(CHART, RELEASE, values, timeout=_HELM_S)
         maps = {name: each["data"] for name, each in store.of_kind("ConfigMap").items()}
         secrets = {"acme-keys": secret("acme", HASH), "batch-keys": secret("batch", BATCH_HASH)}
         program = merged(values)["image"]["haproxy"]
         try:
+            if IMAGE:
+                has_image(IMAGE)
             with Lab() as lab:
                 service = ray_service(list(store.objects.values()))
-                nodes = RenderedNodes(lab, service, Stored(secrets, maps), program)
+                kind = ContainerNode if IMAGE else PodNode
+                nodes = RenderedNodes(lab, service, Stored(secrets, maps), program, kind)
                 try:
                     print(f"started in {nodes.start():.0f} s, {len(nodes.replaced)} replaced")
                     yield Release(helm, store, nodes, values)
@@ -128,10 +141,10 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_the_pods_are_the_three_of_the_chart_and_all_are_ready(release: Release) -> None:
+def test_the_pods_are_those_of_the_chart_and_all_are_ready(release: Release) -> None:
     nodes = release.nodes
     assert [each.labels["ray.io/group"] for each in nodes.pods] == [
-        "headgroup", "gateways", "cpu",
+        "headgroup", "gateways", "cpu", "cpu",
     ]  # fmt: skip
     assert all(each.passes("livenessProbe") for each in nodes.pods)
     assert nodes.endpoints() == nodes.workers
@@ -139,10 +152,11 @@ def test_the_pods_are_the_three_of_the_chart_and_all_are_ready(release: Release)
 
 def test_gateways_and_models_are_where_their_groups_are(release: Release) -> None:
     nodes = release.nodes
-    (gateways,), (cpu,) = nodes.of_group("gateways"), nodes.of_group("cpu")
+    (gateways,), cpu = nodes.of_group("gateways"), {each.ip for each in nodes.of_group("cpu")}
     places = {name: {ip for ip, _ in each} for name, each in nodes.replicas().items()}
     assert places["gateway/gateway"] == {gateways.ip}
-    assert places["model-quick/model"] == places["model-slow/model"] == {cpu.ip}
+    assert places["model-slow/model"] == cpu
+    assert len(places["model-quick/model"] & cpu) == 1
 
 
 @pytest.mark.parametrize("model", ["quick", "slow"])
@@ -169,7 +183,7 @@ def test_every_port_that_a_pod_monitor_asks_has_metrics(release: Release) -> Non
         for pod in release.nodes.pods
         if selects(monitor["spec"]["selector"], pod.pod)
     ]
-    assert len(asked) == 5, asked
+    assert len(asked) == 6, asked
     assert {url: httpx.get(url).status_code for url in asked} == dict.fromkeys(asked, 200)
 
 
@@ -181,8 +195,8 @@ def frames(release: Release, model: str) -> dict[str, float]:
     return {row.split("{")[0]: float(row.split()[-1]) for row in rows if f'model="{model}"' in row}
 
 
-@pytest.mark.parametrize("model", ["quick", "slow"])
-def test_requests_travel_on_the_channel_from_pod_to_pod(release: Release, model: str) -> None:
+@pytest.mark.parametrize(("model", "replicas"), [("quick", 1), ("slow", 2)])
+def test_requests_travel_on_the_channel_from_pod_to_pod(release, model: str, replicas: int) -> None:
     def sent() -> float:
         return frames(release, model)["headrace_channel_sent_frames_total"]
 
@@ -190,7 +204,7 @@ def test_requests_travel_on_the_channel_from_pod_to_pod(release: Release, model:
     for _ in range(5):
         infer(release.nodes.urls()[0], model, IDS, **bearer(KEY))
     until(lambda: sent() >= before + 5, 10, "five frames were sent")
-    assert frames(release, model)["headrace_channel_connections"] == 1
+    assert frames(release, model)["headrace_channel_connections"] == replicas
 
 
 def test_every_process_is_the_pods_user_and_writes_nothing_but_its_volumes(release) -> None:
@@ -206,7 +220,7 @@ def test_every_process_is_the_pods_user_and_writes_nothing_but_its_volumes(relea
 
 def test_haproxy_is_the_images_program_with_what_the_pods_say(release: Release) -> None:
     for pod in release.nodes.workers:
-        *_, line = pod.run(
+        *_, line = pod.machine.run(
             "pgrep", "--full", "--list-full", "bin/haproxy -db -f"
         ).stdout.splitlines()
         written = pod.run("cat", line.split(" -f ")[1].split()[0]).stdout
@@ -253,6 +267,33 @@ def test_an_upgrade_of_one_model_under_load_fails_nothing_and_touches_no_other(r
 def test_a_rollback_under_load_fails_nothing_either(release: Release) -> None:
     assert release.served_ms() >= AFTER_MS, "the upgrade comes first"
     _changed(release, release.rollback, BEFORE_MS, "helm rollback")
+
+
+def _on_both(nodes: RenderedNodes) -> bool:
+    nodes.replace_ended()
+    places = {ip for ip, _ in nodes.replicas().get("model-slow/model", ())}
+    return places == {each.ip for each in nodes.of_group("cpu")}
+
+
+def test_a_pod_that_is_killed_under_load_costs_no_request(release: Release) -> None:
+    """One of the two that serve `slow`, all its processes at once; another pod takes its place."""
+    nodes = release.nodes
+    quick_at = {ip for ip, _ in nodes.replicas()["model-quick/model"]}
+    hit = next(each for each in nodes.of_group("cpu") if each.ip not in quick_at)
+    (gateways,) = nodes.of_group("gateways")
+    url = f"{gateways.url}:{gateways.ports['serve']}"
+    load = [SteadyLoad([url], m, callers=4, headers=bearer(KEY)) for m in ("quick", "slow")]
+    with load[0], load[1]:
+        load[0].settle(_SETTLE_S)
+        hit.kill()
+        nodes.until_it_runs()
+        took_s = until(lambda: _on_both(nodes), 60, "two")
+        time.sleep(_SETTLE_S)
+    print(f"a pod killed: two replicas again after {took_s:.1f} s, answered "
+          f"{[each.answered for each in load]}, longest "
+          f"{max(o.took_s for each in load for o in each.outcomes):.2f} s")  # fmt: skip
+    assert hit not in nodes.workers
+    assert [each.reasons() for each in load] == [{}, {}]
 
 
 def test_the_same_list_put_again_restarts_nothing(release: Release) -> None:

@@ -1,0 +1,233 @@
+"""Builds the container image without a daemon: `python -m deployments.tools.images`, `make images`.
+
+Needs root, and Debian's buildah, podman and mmdebstrap. The base is `--base`, by digest where a
+registry can be reached, or Debian by mmdebstrap from this machine's own apt sources. Every time in
+the image is the commit's, so that two builds of one commit from one state of the archives are
+equal: `--twice` builds two and compares them. Beside it, in `out/images`: its packages (CycloneDX
+1.6: Python's of the locks and Debian's of the image) and its provenance (in-toto, SLSA 1.0).
+Source: buildah-build(1), reproducible-builds.org (SOURCE_DATE_EPOCH), slsa.dev/provenance/v1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "out" / "images"
+_RELEASE = "bookworm"
+_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+_LOCKS = {"cpu": ("build", "compiler", "runtime", "stores", "example"), "cuda": ("build", "cuda")}
+_CERTIFICATES = Path("/etc/ssl/certs")
+_SHOWN = 20
+
+
+class CannotBuild(Exception):
+    """A program failed, or is not there; the message is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`digest`: of the image's manifest; `layers`: their digests, the base's first."""
+
+    name: str
+    digest: str
+    layers: tuple[str, ...]
+    size: int  # bytes, unpacked
+
+
+def _said(*command: str, **options: Any) -> str:
+    try:
+        done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, **options)
+    except FileNotFoundError as fault:
+        raise CannotBuild(f"{command[0]} is not installed (Debian's package has it)") from fault
+    except subprocess.CalledProcessError as fault:
+        raise CannotBuild(f"{' '.join(command[:3])} … ended with {fault.returncode}") from fault
+    return done.stdout
+
+
+def debian(name: str, epoch: str) -> None:
+    """Makes a base of that name by this machine's apt sources, without pages and translations."""
+    copyrights = "--dpkgopt=path-include=/usr/share/doc/*/copyright"
+    excluded = [f"--dpkgopt=path-exclude={each}" for each in _LEFT_OUT]
+    sources = [*Path("/etc/apt").glob("sources.list.d/debian*.sources")] or [
+        Path("/etc/apt/sources.list")
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "base.tar"
+        _said(
+            "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *excluded, copyrights,
+            "--include=ca-certificates", _RELEASE, str(made), *map(str, sources),
+            env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
+        )  # fmt: skip
+        _said("podman", "import", "--quiet", str(made), name)
+
+
+def build(target: str, name: str, base: str, epoch: str) -> Built:
+    """Builds the Dockerfile's target with the network, certificates and pip settings of this
+    machine, none of which stays in the image."""
+    mounted = [f"--volume={path}:{path}:ro" for path in (_CERTIFICATES, *_pip_paths())]
+    _said(
+        "buildah", "build", "--quiet", "--isolation=chroot", "--no-cache", "--layers=false",
+        "--format=oci", f"--timestamp={epoch}", f"--build-arg=BASE={base}",
+        f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *mounted, f"--target={target}", f"--tag={name}",
+        str(ROOT),
+    )  # fmt: skip
+    return inspected(name)
+
+
+def _pip_paths() -> Iterator[Path]:
+    """Pip's settings of this machine, and the folders of packages that they name."""
+    said = _said(sys.executable, "-m", "pip", "config", "debug")
+    for line in said.splitlines():
+        path, _, exists = line.strip().partition(", exists: ")
+        if exists == "True":
+            yield Path(path)
+    for line in _said(sys.executable, "-m", "pip", "config", "list").splitlines():
+        for word in line.partition("=")[2].strip("'\"").split():
+            if (path := Path(word.removeprefix("file://"))).is_dir() and path.is_absolute():
+                yield path
+
+
+def inspected(name: str) -> Built:
+    """What an image of the local storage is."""
+    said = json.loads(_said("podman", "image", "inspect", name))[0]
+    return Built(name, said["Digest"], tuple(said["RootFS"]["Layers"]), said["Size"])
+
+
+def differences(one: str, other: str) -> list[str]:
+    """Files that two images of the local storage do not share, by path."""
+    first, second = _files(one), _files(other)
+    return sorted(
+        path for path in first.keys() | second.keys() if first.get(path) != second.get(path)
+    )
+
+
+def _files(name: str) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] = {}
+    container = _said("podman", "create", name, "true").strip()
+    try:
+        with subprocess.Popen(["podman", "export", container], stdout=subprocess.PIPE) as export:
+            with tarfile.open(fileobj=export.stdout, mode="r|") as files:
+                for each in files:
+                    content = files.extractfile(each) if each.isreg() else None
+                    digest = hashlib.file_digest(content, "sha256").digest() if content else b""
+                    about = (each.mode, each.uid, each.gid, each.mtime, each.linkname, digest)
+                    found[each.name] = about
+    finally:
+        _said("podman", "rm", container)
+    return found
+
+
+def debian_packages(name: str) -> list[dict[str, str]]:
+    """Of an image, as CycloneDX's components."""
+    asked = ["dpkg-query", "--show", "--showformat", "${Package} ${Version} ${Architecture}\\n"]
+    said = _said("podman", "run", "--rm", "--network=none", "--entrypoint=", name, *asked)
+    rows = [line.split() for line in said.splitlines()]
+    return [
+        {
+            "type": "library", "name": package, "version": version,
+            "bom-ref": (purl := f"pkg:deb/debian/{package}@{version}?arch={arch}"), "purl": purl,
+        }
+        for package, version, arch in rows
+    ]  # fmt: skip
+
+
+def provenance(built: Built, target: str, base: str, epoch: str) -> dict[str, object]:
+    """What it was made of and how, as in-toto's statement; signing it is up to who publishes."""
+    commit = _said("git", "-C", str(ROOT), "rev-parse", "HEAD").strip()
+    materials: list[dict[str, object]] = [
+        {"uri": "git+headrace", "digest": {"gitCommit": commit}},
+        {"uri": base, "digest": {"sha256": inspected(base).digest.removeprefix("sha256:")}},
+    ]
+    for lock in _LOCKS[target]:
+        content = (ROOT / "requirements" / f"{lock}.lock").read_bytes()
+        digest = {"sha256": hashlib.sha256(content).hexdigest()}
+        materials.append({"uri": f"requirements/{lock}.lock", "digest": digest})
+    parameters = {"target": target, "base": base, "sourceDateEpoch": int(epoch)}
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": built.name, "digest": {"sha256": built.digest.removeprefix("sha256:")}}
+        ],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "https://github.com/containers/buildah",
+                "externalParameters": parameters,
+                "resolvedDependencies": materials,
+            },
+            "runDetails": {
+                "builder": {
+                    "id": "make images",
+                    "version": {"buildah": _said("buildah", "--version").split()[2]},
+                }
+            },
+        },
+    }
+
+
+def described(built: Built, target: str, base: str, epoch: str) -> None:
+    """Writes its packages and its provenance below `out/images`."""
+    packages = json.loads((ROOT / "out" / "sbom" / f"{target}.cdx.json").read_text())
+    packages["components"] += debian_packages(built.name)
+    packages["metadata"]["component"] |= {
+        "type": "container", "version": built.digest, "name": built.name,
+    }  # fmt: skip
+    statement = provenance(built, target, base, epoch)
+    for kind, content in (("cdx", packages), ("provenance", statement)):
+        path = OUT / f"{target}.{kind}.json"
+        path.write_text(json.dumps(content, indent=2) + "\n")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deployments.tools.images")
+    parser.add_argument("--target", choices=sorted(_LOCKS), default="cpu")
+    parser.add_argument("--base", help="an image by its digest; Debian by mmdebstrap otherwise")
+    parser.add_argument("--twice", action="store_true", help="build two, and compare them")
+    asked = parser.parse_args(words)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    suffix = "" if asked.target == "cpu" else f"-{asked.target}"
+    name = f"localhost/headrace:{project['version']}{suffix}"
+    OUT.mkdir(parents=True, exist_ok=True)
+    try:
+        epoch = _said("git", "-C", str(ROOT), "log", "-1", "--format=%ct").strip()
+        base = asked.base or "localhost/debian:12.15"
+        if asked.base is None:
+            print(f"making {base} of {_RELEASE} …", flush=True)
+            debian(base, epoch)
+        print(f"building {name}: packages, the compiled core … (minutes)", flush=True)
+        built = build(asked.target, name, base, epoch)
+        print(f"{name} {built.digest}: {built.size / 1e6:,.0f} MB in {len(built.layers)} layers")
+        described(built, asked.target, base, epoch)
+        return _same(built, asked.target, base, epoch) if asked.twice else 0
+    except CannotBuild as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 1
+
+
+def _same(built: Built, target: str, base: str, epoch: str) -> int:
+    print("building it once more …", flush=True)
+    again = build(target, f"{built.name}-again", base, epoch)
+    if again.digest == built.digest:
+        print("both builds are equal, manifest included")
+        return 0
+    found = differences(built.name, again.name)
+    print(f"{len(found)} files differ: {', '.join(found[:_SHOWN])}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
