@@ -39,6 +39,17 @@ JUDGED_BY = "torch"  # the runtime of language models that rerank
 GROUP = "headrace.runtimes"  # of entry points
 
 
+JUDGES_READ = PairPrompt(  # Qwen3-Reranker's model card
+    begins="<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+    'Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: ",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+    query="\n<Query>: ",
+    document="\n<Document>:",
+    ends="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
     """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `kinds`: of
@@ -117,7 +128,7 @@ def create(settings: RuntimeSettings) -> Runtime:
 
 def pair_prompt(runtime: str, path: Path | None) -> PairPrompt | None:
     """What the language model in a folder reads to judge a pair; None where it is none."""
-    return folder.PROMPT if runtime == JUDGED_BY and path and folder.judges(path) else None
+    return JUDGES_READ if runtime == JUDGED_BY and path and folder.judges(path) else None
 
 
 def token_vectors(

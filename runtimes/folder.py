@@ -22,7 +22,7 @@ from typing import Any
 
 from runtimes import towers
 from runtimes.errors import LoadError
-from runtimes.types import PairPrompt, TokenVectors
+from runtimes.types import TokenVectors
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 SPLADE = "splade"  # the mode of a sparse vector
@@ -57,15 +57,6 @@ _ACTIVATIONS = {
 }
 JUDGES = "Qwen3ForCausalLM"  # whose next word says whether a document answers a query
 JUDGED = ("yes", "no")
-PROMPT = PairPrompt(  # Qwen3-Reranker's model card
-    begins="<|im_start|>system\nJudge whether the Document meets the requirements based on the "
-    'Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n<Instruct>: ",
-    instruction="Given a web search query, retrieve relevant passages that answer the query",
-    query="\n<Query>: ",
-    document="\n<Document>:",
-    ends="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-)
 NO_POOLING = (
     "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
     "the model was trained so"
@@ -301,13 +292,11 @@ def _check_score(modules: list[tuple[str, Path]], folder: Path) -> None:
 
 def padding(folder: Path) -> int:
     """The id of the token that texts are filled up with, where the network reads it."""
-    said = next((found for name in _SPECIAL if (found := _said(folder / name).get("pad_token"))), 0)
-    token = said.get("content") if isinstance(said, dict) else said
+    token = _special(folder, "pad_token")
     ids = _vocabulary(folder) if (folder / "tokenizer.json").is_file() else {}
     if isinstance(token, str) and token in ids:
         return ids[token]
-    texts = configuration(folder).get("text_config") or {}
-    number = texts.get("pad_token_id")
+    number = (configuration(folder).get("text_config") or {}).get("pad_token_id")
     return number if type(number) is int else 1
 
 
@@ -549,16 +538,18 @@ def _vocabulary(folder: Path) -> Mapping[str, int]:
     return {**ids, **added}
 
 
+def _special(folder: Path, role: str) -> Any:
+    """The token of that role, as the tokeniser's settings name it; None where they do not."""
+    files = [_said(folder / name) for name in _SPECIAL]
+    said = next((found for file in files if (found := file.get(role))), None)
+    return said.get("content") if isinstance(said, dict) else said
+
+
 def _fill(folder: Path, token: Any, ids: Mapping[str, int]) -> int:
     """The id of the token that queries are filled up with: the one that is named, else the
     tokeniser's mask, else its end. Raises `LoadError`."""
-    named = [token]
-    if token is None:
-        files = [_said(folder / name) for name in _SPECIAL]
-        for role in ("mask_token", "eos_token"):
-            said = next((found for file in files if (found := file.get(role))), None)
-            named.append(said.get("content") if isinstance(said, dict) else said)
-            named += ["[MASK]", "<mask>"] if role == "mask_token" else []
+    masks = (_special(folder, "mask_token"), "[MASK]", "<mask>")
+    named = (*masks, _special(folder, "eos_token")) if token is None else (token,)
     for each in named:
         if isinstance(each, str) and each in ids:
             return ids[each]
