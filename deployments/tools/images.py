@@ -118,13 +118,13 @@ def _files(name: str) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
     container = _said("podman", "create", name, "true").strip()
     try:
-        with subprocess.Popen(["podman", "export", container], stdout=subprocess.PIPE) as export:
-            with tarfile.open(fileobj=export.stdout, mode="r|") as files:
-                for each in files:
-                    content = files.extractfile(each) if each.isreg() else None
-                    digest = hashlib.file_digest(content, "sha256").digest() if content else b""
-                    about = (each.mode, each.uid, each.gid, each.mtime, each.linkname, digest)
-                    found[each.name] = about
+        export = subprocess.Popen(["podman", "export", container], stdout=subprocess.PIPE)
+        with export, tarfile.open(fileobj=export.stdout, mode="r|") as files:
+            for each in files:
+                content = files.extractfile(each) if each.isreg() else None
+                digest = hashlib.sha256(content.read()).digest() if content else b""
+                about = (each.mode, each.uid, each.gid, each.mtime, each.linkname, digest)
+                found[each.name] = about
     finally:
         _said("podman", "rm", container)
     return found
