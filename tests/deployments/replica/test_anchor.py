@@ -134,7 +134,8 @@ async def test_it_is_watched_while_it_waits_and_until_it_goes(starting):
 async def test_it_tells_the_registry_whether_its_model_is_optional(starting):
     run = starting(False)
     await run.begin(optional=True, fallback="small", aliases=["org/small"])
-    assert run.registry.outlines == [ModelOutline("small", "synthetic", True, ("org/small",))]
+    said = ModelOutline("small", "synthetic", True, ("org/small",), "tensors")
+    assert run.registry.outlines == [said]
     await ModelAnchor.__del__(run.anchor)
 
 
