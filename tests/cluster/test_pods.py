@@ -104,7 +104,7 @@ def test_a_volume_that_takes_a_cluster_is_refused() -> None:
     volumes = [*POD["spec"]["volumes"][:3], {"name": "files", "persistentVolumeClaim": {}}]
     pod = POD | {"spec": POD["spec"] | {"volumes": volumes}}
     with pytest.raises(UnknownVolume, match="files is a persistentVolumeClaim"):
-        script(pod, PROGRAM, {})
+        script(pod, Path(PROGRAM), {})
 
 
 def test_a_container_that_drops_nothing_keeps_its_capabilities() -> None:
@@ -167,7 +167,7 @@ def test_its_volumes_are_there_with_their_sizes_and_this_machine_has_none_of_the
     assert not Path("/var/cache/headrace-of-a-test").exists()
     assert not Path("/etc/headrace-of-a-test").exists()
     assert not Path(PROGRAM).exists()
-    assert out(pod, f"readlink {PROGRAM}").endswith(f"/bin/{PROGRAM.name}")
+    assert out(pod, f"readlink {PROGRAM}").endswith(f"/bin/{Path(PROGRAM).name}")
 
 
 @pytest.mark.cluster

@@ -106,7 +106,7 @@ def test_integer_answers_are_near_those_in_float(bert, tmp_path):
 
 
 def test_integer_row_does_not_depend_on_a_loud_row_beside_it():
-    from runtimes.torch.ops import linear
+    from runtimes.torch.int8 import linear
 
     torch.manual_seed(0)
     weight, scales, bias = torch.randint(-127, 128, (8, 8)).to(torch.int8), torch.ones(8), None
@@ -118,7 +118,7 @@ def test_integer_row_does_not_depend_on_a_loud_row_beside_it():
 
 
 def test_token_of_zeros_stays_the_bias():
-    from runtimes.torch.ops import linear
+    from runtimes.torch.int8 import linear
 
     bias = torch.arange(8.0)
     weight = torch.full((8, 8), 127, dtype=torch.int8)
