@@ -19,10 +19,9 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "images"
@@ -47,9 +46,9 @@ class Built:
     size: int  # bytes, unpacked
 
 
-def _said(*command: str, **options: Any) -> str:
+def _said(*command: str, env: Mapping[str, str] | None = None) -> str:
     try:
-        done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, **options)
+        done = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, env=env)
     except FileNotFoundError as fault:
         raise CannotBuild(f"{command[0]} is not installed (Debian's package has it)") from fault
     except subprocess.CalledProcessError as fault:
@@ -91,13 +90,14 @@ def _pip_paths() -> Iterator[Path]:
     """Pip's settings of this machine, and the folders of packages that they name."""
     said = _said(sys.executable, "-m", "pip", "config", "debug")
     for line in said.splitlines():
-        path, _, exists = line.strip().partition(", exists: ")
+        file, _, exists = line.strip().partition(", exists: ")
         if exists == "True":
-            yield Path(path)
+            yield Path(file)
     for line in _said(sys.executable, "-m", "pip", "config", "list").splitlines():
         for word in line.partition("=")[2].strip("'\"").split():
-            if (path := Path(word.removeprefix("file://"))).is_dir() and path.is_absolute():
-                yield path
+            folder = Path(word.removeprefix("file://"))
+            if folder.is_absolute() and folder.is_dir():
+                yield folder
 
 
 def inspected(name: str) -> Built:
