@@ -92,6 +92,51 @@ def test_a_change_of_numbers_or_tolerations_is_applied_to_the_cluster_that_runs(
     assert bounded(active(running)) == bounded(cluster_of(objects(BEFORE))), "so is a rollback"
 
 
+def as_earlier_charts_made(cluster: Object) -> None:
+    """As they left it and KubeRay wrote it: no annotation, and fields that nobody gave."""
+    cluster["metadata"]["annotations"] = {}
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        group["scaleStrategy"] = {}
+        group["template"]["spec"]["containers"][0]["lifecycle"] = {}
+
+
+@pytest.mark.parametrize("what", CHANGES[Outcome.COUNTS])
+def test_a_cluster_of_an_earlier_chart_is_told_too(running: Kubernetes, what: str) -> None:
+    first, values = running.operator.active, changed(CHANGES[Outcome.COUNTS][what])
+    as_earlier_charts_made(running.operator.clusters[first])
+    running.upgrade(values)
+    assert (running.operator.active, running.operator.pending) == (first, "")
+    assert running.patches == 1
+    wanted = cluster_of(objects(values))
+    for now, group in zip(
+        active(running)["workerGroupSpecs"], wanted["workerGroupSpecs"], strict=True
+    ):
+        assert {name: now[name] for name in ("minReplicas", "maxReplicas")} == {
+            name: group[name] for name in ("minReplicas", "maxReplicas")
+        }
+        spec, its = group["template"]["spec"], now["template"]["spec"]
+        assert its.get("tolerations") == spec.get("tolerations")
+
+
+def test_one_of_an_earlier_chart_is_left_alone_while_kuberay_replaces_it(
+    running: Kubernetes,
+) -> None:
+    as_earlier_charts_made(running.operator.clusters[running.operator.active])
+    before = copy.deepcopy(active(running))
+    running.upgrade(changed({"image": {"tag": "2"}, "gateway": {"replicas": 1}}))
+    assert running.operator.pending
+    assert active(running) == before
+
+
+def test_what_neither_the_job_nor_kuberay_changes_fails_the_upgrade(running: Kubernetes) -> None:
+    cluster = running.operator.clusters[running.operator.active]
+    as_earlier_charts_made(cluster)
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["schedulerName"] = "by hand"
+    with pytest.raises(SystemExit, match="its numbers of pods and tolerations were not changed"):
+        running.upgrade(changed(MORE_GATEWAYS))
+    assert running.patches == 0
+
+
 def test_without_the_job_kuberay_leaves_the_cluster_as_it_is(running: Kubernetes) -> None:
     before = copy.deepcopy(active(running))
     running.service = ray_service(objects(changed(MORE_GATEWAYS)))

@@ -22,11 +22,17 @@ def apply(ask, name):
     service = ask("GET", "rayservices", name)
     status = service.get("status", {})
     for which in ("activeServiceStatus", "pendingServiceStatus"):
-        cluster_name = status.get(which, {}).get("rayClusterName")
+        cluster_name = name_of(status, which)
         cluster = ask("GET", "rayclusters", cluster_name) if cluster_name else None
         if cluster is None:
             continue
         if not same_pods(service, cluster):
+            replaced = which == "activeServiceStatus" and name_of(status, "pendingServiceStatus")
+            if pods(cluster) is None and not replaced:
+                sys.exit(
+                    f"{cluster_name} has other pods than the RayService, and KubeRay has not begun "
+                    "to replace it; its numbers of pods and tolerations were not changed"
+                )
             print(f"{cluster_name} has other pods than the RayService, which KubeRay sees to")
             continue
         changes = patch(service["spec"]["rayClusterConfig"], cluster["spec"])
@@ -35,11 +41,40 @@ def apply(ask, name):
         print(f"{cluster_name}: {json.dumps(changes) if changes else 'nothing to change'}")
 
 
+def name_of(status, which):
+    return (status.get(which) or {}).get("rayClusterName")
+
+
 def same_pods(service, cluster):
-    """Where no other cluster is ever made, whatever can be applied is."""
+    """Where no other cluster is ever made, whatever can be applied is. A cluster of an earlier
+    chart lacks the annotation."""
     if service["spec"]["upgradeStrategy"]["type"] == "None":
         return True
-    return pods(service) is not None and pods(service) == pods(cluster)
+    if pods(cluster) is None:
+        return unscaled(service["spec"]["rayClusterConfig"]) == unscaled(cluster["spec"])
+    return pods(service) == pods(cluster)
+
+
+def unscaled(spec):
+    """A cluster without what starts no other (KubeRay's isClusterSpecHashEqual), and without what
+    is empty, of which KubeRay writes more than it was given."""
+    spec = json.loads(json.dumps(spec))
+    spec.pop("upgradeStrategy", None)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        for each in (*COUNTS, "replicas", "scaleStrategy"):
+            group.pop(each, None)
+        for each in ("tolerations", "schedulingGates"):
+            group["template"]["spec"].pop(each, None)
+    return without_empty(spec)
+
+
+def without_empty(found):
+    if isinstance(found, list):
+        return [without_empty(each) for each in found]
+    if not isinstance(found, dict):
+        return found
+    whole = {name: without_empty(each) for name, each in found.items()}
+    return {name: each for name, each in whole.items() if each not in (None, {}, [])}
 
 
 def pods(each):
