@@ -1,7 +1,8 @@
 """A Kubernetes API server that only stores objects, for Helm's own engine to install into.
 
 It knows the kinds that the chart makes and the calls that Helm makes: discovery, get, list, watch,
-create, server-side apply (one manager, so an apply replaces), merge patches and delete. A Job whose
+create, server-side apply (one manager, so an apply replaces), merge patches and delete. Of a claim
+it changes what Kubernetes changes. A Job whose
 name ends in `-check` is run: its ConfigMap goes through the settings' own loader, as
 `headrace check --elsewhere` does; another Job is noted and succeeds, and so does a Pod without a
 status. Nothing is scheduled.
@@ -157,15 +158,22 @@ class _Handler(BaseHTTPRequestHandler):
         key, written = _key(path), self._body()
         old = self.store.objects.get(key)
         if "apply-patch" in self.headers["content-type"]:
-            self._answer(200 if old else 201, self.store.put(key, written))
+            self._put(key, written, 200 if old else 201)
         elif old is None:
             self._missing(path)
         else:
-            self._answer(200, self.store.put(key, _merged(old, written)))
+            self._put(key, _merged(old, written))
 
     def do_PUT(self) -> None:
         path, _ = self._asked()
-        self._answer(200, self.store.put(_key(path), self._body()))
+        self._put(_key(path), self._body())
+
+    def _put(self, key: Key, written: Object, code: int = 200) -> None:
+        said = claim_refusal(self.store.objects.get(key), written)
+        if said:
+            self._answer(422, _status(422, "Invalid", said))
+        else:
+            self._answer(code, self.store.put(key, written))
 
     def do_DELETE(self) -> None:
         path, _ = self._asked()
@@ -237,6 +245,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def claim_refusal(old: Object | None, new: Object) -> str:
+    """Why Kubernetes refuses to change a claim so: its size may grow, no more. "" if it does not."""
+    if old is None or new["kind"] != "PersistentVolumeClaim":
+        return ""
+    name, before, after = new["metadata"]["name"], dict(old["spec"]), dict(new["spec"])
+    was, size = (_gib(each.pop("resources")["requests"]["storage"]) for each in (before, after))
+    if before != after:
+        return f"{name}: spec is immutable after creation except resources.requests"
+    return f"{name}: field can not be less than status.capacity" if size < was else ""
+
+
+def _gib(size: str) -> float:
+    return int(size[:-2]) * {"Mi": 1 / 1024, "Gi": 1}[size[-2:]]
 
 
 def _key(path: str) -> Key:

@@ -10,6 +10,7 @@ import copy
 from enum import StrEnum
 from typing import Any
 
+from tests.kube.api_server import claim_refusal
 from tests.kube.chart import ROOT, Object, Values, cluster_of, ray_service
 from tests.kube.kuberay import rolls
 
@@ -23,6 +24,8 @@ class Outcome(StrEnum):
     SERVE = "in place, by Serve"
     COUNTS = "in place, by the job"
     GROUP = "in place, by KubeRay"
+    GROWS = "in the claim"
+    REFUSED = "refused by Kubernetes"
     BESIDE = "beside the cluster"
 
 
@@ -34,6 +37,9 @@ SAID = {
     Outcome.COUNTS: "The job of `upgrade.applyCounts` patches the RayCluster that runs. "
     "Tolerations hold for pods that start from then on.",
     Outcome.GROUP: "KubeRay adds the group to the cluster that runs.",
+    Outcome.GROWS: "A volume grows where its StorageClass has `allowVolumeExpansion`.",
+    Outcome.REFUSED: "A claim is as it was made. `storage.pvc.existingClaim: NAME-models` keeps "
+    "it, and one that is made otherwise needs another name.",
     Outcome.BESIDE: "Other objects than the RayService, or those of its fields that touch no pod.",
 }
 
@@ -105,6 +111,14 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
     Outcome.GROUP: {
         "a group added at the end": {"workerGroups": [CPU, MIG, CPU | {"name": "more"}]},
     },
+    Outcome.GROWS: {
+        "`storage.pvc.size`, more": {"storage": {"pvc": {"size": "200Gi"}}},
+    },
+    Outcome.REFUSED: {
+        "`storage.pvc.size`, less": {"storage": {"pvc": {"size": "50Gi"}}},
+        "`storage.pvc.storageClassName`": {"storage": {"pvc": {"storageClassName": "nfs"}}},
+        "`storage.pvc.accessModes`": {"storage": {"pvc": {"accessModes": ["ReadWriteOnce"]}}},
+    },
     Outcome.BESIDE: {
         "`upgrade.strategy`": {"upgrade": {"strategy": "None"}},
         "`upgrade.applyCounts`": {"upgrade": {"applyCounts": False}},
@@ -112,8 +126,6 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "a group's `minAvailable`": _group(minAvailable=1),
         "`gateways.minAvailable`": {"gateways": {"minAvailable": 1}},
         "`serviceAccount.annotations`": {"serviceAccount": {"annotations": {"a.example/b": "c"}}},
-        "`storage.pvc.size`": {"storage": {"pvc": {"size": "200Gi"}}},
-        "`storage.pvc.storageClassName`": {"storage": {"pvc": {"storageClassName": "nfs"}}},
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
         "a key more, or fewer, in a Secret of `tenantFiles`": {},
         "the Secret `NAME-tenants`, made or deleted": {},
@@ -219,6 +231,11 @@ def _merged(values: Values, change: Values) -> Values:
 
 def outcome(before: list[Object], after: list[Object]) -> Outcome:
     """By KubeRay's rules, of the objects of a release."""
+    old, new = (_claims(each) for each in (before, after))
+    if any(claim_refusal(old[name], new[name]) for name in old.keys() & new.keys()):
+        return Outcome.REFUSED
+    if any(old[name] != new[name] for name in old.keys() & new.keys()):
+        return Outcome.GROWS
     old, new = cluster_of(before), cluster_of(after)
     if rolls(old, new):
         return Outcome.CLUSTER
@@ -228,6 +245,11 @@ def outcome(before: list[Object], after: list[Object]) -> Outcome:
         return Outcome.COUNTS
     configs = [ray_service(each)["spec"]["serveConfigV2"] for each in (before, after)]
     return Outcome.SERVE if configs[0] != configs[1] else Outcome.BESIDE
+
+
+def _claims(found: list[Object]) -> dict[str, Object]:
+    kind = "PersistentVolumeClaim"
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
 
 
 def page() -> str:
