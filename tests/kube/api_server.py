@@ -248,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def claim_refusal(old: Object | None, new: Object) -> str:
-    """Why Kubernetes refuses to change a claim so: its size may grow, no more. "" if it does not."""
+    """Why Kubernetes refuses to change a claim so, "" if it does not: its size may grow."""
     if old is None or new["kind"] != "PersistentVolumeClaim":
         return ""
     name, before, after = new["metadata"]["name"], dict(old["spec"]), dict(new["spec"])
