@@ -94,6 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
         "by which KubeRay gives each cluster a Service of its own",
     ),
+    ({"service": {"type": "LoadBalancer"}}, "networkPolicy.callers must have an ipBlock"),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
     (
         {"ingress": {"type": "ingress", "hosts": ["a.example.org"]}},

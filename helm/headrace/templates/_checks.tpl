@@ -22,6 +22,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" }}
 {{- fail "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None" }}
 {{- end }}
+{{- if and (eq .Values.service.type "LoadBalancer") .Values.networkPolicy.enabled (not (contains "ipBlock" (toJson .Values.networkPolicy.callers))) }}
+{{- fail "service.type is LoadBalancer, behind which callers are no pods; networkPolicy.callers must have an ipBlock of theirs, and of the nodes" }}
+{{- end }}
 {{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
 {{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
 {{- end }}
