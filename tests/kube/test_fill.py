@@ -105,6 +105,13 @@ def test_the_job_may_write_where_replicas_read(plain: Values) -> None:
     assert "fill" in policy["spec"]["podSelector"]["matchExpressions"][0]["values"]
 
 
+def test_the_environment_of_all_is_the_jobs_too_and_each_name_is_there_once(plain: Values) -> None:
+    env = [{"name": "HOME", "value": "/home"}, {"name": "FROM", "value": "mine"}]
+    (container,) = job(filled(plain, env=env))["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == env
+    assert container["args"][1:] == ["s3://models/production/", "/models"]
+
+
 def test_a_changed_job_is_another_job(plain: Values) -> None:
     """Kubernetes refuses to change one."""
     names = {job(filled(plain, image={"tag": tag}))["metadata"]["name"] for tag in ("1", "1", "2")}
