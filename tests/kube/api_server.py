@@ -10,8 +10,10 @@ status. Nothing is scheduled.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import ssl
 import tempfile
 import threading
 import time
@@ -24,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from deployments.process.sockets import ChannelTls
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import load
 from tests.kube.chart import Object
@@ -58,6 +61,7 @@ class Store:
         self.events: list[tuple[int, str, Key, Object]] = []
         self.version = "v1.36.0"
         self.jobs: list[str] = []
+        self.credentials: set[str] = set()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -161,8 +165,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._put(key, written, 200 if old else 201)
         elif old is None:
             self._missing(path)
+        elif "json-patch" in self.headers["content-type"]:
+            self._json_patch(key, old, written)
         else:
             self._put(key, _merged(old, written))
+
+    def _json_patch(self, key: Key, old: Object, changes: list[Object]) -> None:
+        new = copy.deepcopy(old)
+        try:
+            json_patch(new, changes)
+        except LookupError as refused:
+            self._answer(422, _status(422, "Invalid", str(refused)))
+        else:
+            self._put(key, new)
 
     def do_PUT(self) -> None:
         path, _ = self._asked()
@@ -229,6 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _asked(self) -> tuple[str, dict[str, list[str]]]:
+        self.store.credentials.add(self.headers.get("authorization", ""))
         parts = urlsplit(self.path)
         return parts.path.rstrip("/"), parse_qs(parts.query)
 
@@ -359,21 +375,41 @@ def _merged(old: Any, patch: Any) -> Any:
     return kept
 
 
+def json_patch(found: Any, changes: list[Object]) -> None:
+    """RFC 6902, as much as the chart's job asks for: `test`, `remove`, and `add` to a mapping.
+    LookupError for what is not as it is said to be."""
+    for each in changes:
+        *path, last = each["path"].strip("/").split("/")
+        there = found
+        for part in path:
+            there = there[int(part)] if isinstance(there, list) else there[part]
+        if each["op"] == "test" and there.get(last) != each["value"]:
+            raise LookupError(f"{each['path']} is {there.get(last)}")
+        if each["op"] == "remove":
+            del there[last]
+        elif each["op"] == "add":
+            there[last] = each["value"]
+
+
 def _status(code: int, reason: str, message: str) -> Object:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
     return body | {"code": code, "reason": reason, "message": message}
 
 
 @contextmanager
-def api_server() -> Iterator[tuple[str, Store]]:
+def api_server(tls: ChannelTls | None = None) -> Iterator[tuple[str, Store]]:
     """Its URL and what it stores."""
     store, stopping = Store(), threading.Event()
     handler = type("Handler", (_Handler,), {"store": store, "stopping": stopping})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls.certificate, tls.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", store
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}", store
     finally:
         stopping.set()
         server.shutdown()

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import copy
 import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.deployments.certificates import Authority
+from tests.kube.api_server import api_server, json_patch
 from tests.kube.changes import BEFORE, CHANGES, CPU, MIG, Outcome, changed
-from tests.kube.chart import CHART, Object, Values, cluster_of, objects, ray_service
+from tests.kube.chart import CHART, NAMESPACE, Object, Values, cluster_of, objects, ray_service
 from tests.kube.kuberay import Operator, rolls
 
 SCALE = runpy.run_path(str(CHART / "files" / "scale.py"))
@@ -36,24 +39,8 @@ class Kubernetes:
         cluster = self.operator.clusters.get(name)
         if method == "PATCH":
             self.patches += 1
-            patched(cluster, body)
+            json_patch(cluster, body)
         return cluster
-
-
-def patched(found: Any, changes: list[Object]) -> None:
-    """RFC 6902, as much as the job asks for: `test`, `remove`, and `add` to a mapping."""
-    for each in changes:
-        *path, last = each["path"].strip("/").split("/")
-        there = found
-        for part in path:
-            there = there[int(part)] if isinstance(there, list) else there[part]
-        if each["op"] == "test":
-            assert there[last] == each["value"]
-        elif each["op"] == "remove":
-            del there[last]
-        else:
-            assert each["op"] == "add"
-            there[last] = each["value"]
 
 
 @pytest.fixture
@@ -160,7 +147,7 @@ def test_without_an_autoscaler_it_is_the_values(running: Kubernetes) -> None:
     running.upgrade(values)
     running.operator.serves()
     running.upgrade(values | {"workerGroups": [CPU | {"minReplicas": 2}, groups[1]]})
-    assert [each["replicas"] for each in active(running)["workerGroupSpecs"]] == [2, 2, 1]
+    assert [each["replicas"] for each in active(running)["workerGroupSpecs"]] == [3, 2, 1]
 
 
 def test_a_cluster_that_is_being_replaced_keeps_what_it_has(running: Kubernetes) -> None:
@@ -192,3 +179,35 @@ def test_a_cluster_of_another_name_than_the_status_says_is_nobodys(running: Kube
     running.operator.clusters.clear()
     running.upgrade(changed(MORE_GATEWAYS))
     assert running.patches == 0
+
+
+def test_the_job_asks_kubernetes_as_its_account(
+    running: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    for name, text in {"token": "its token\n", "namespace": NAMESPACE}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "ca.crt").write_bytes(Path(authority.file).read_bytes())
+    cluster = running.operator.active
+    wanted = ray_service(objects(changed(MORE_GATEWAYS))) | {"status": running.operator.status()}
+    with api_server(authority.tls()) as (url, store):
+        host, port = url.removeprefix("https://").split(":")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+        at = {
+            plural: ("ray.io/v1", plural, NAMESPACE, name)
+            for plural, name in {"rayservices": NAME, "rayclusters": cluster}.items()
+        }
+        store.put(at["rayservices"], wanted)
+        its = running.operator.clusters[cluster]
+        metadata = {"name": cluster, "annotations": its["metadata"]["annotations"]}
+        store.put(
+            at["rayclusters"], {"kind": "RayCluster", "spec": its["spec"], "metadata": metadata}
+        )
+        ask = SCALE["asker"](tmp_path)
+        SCALE["apply"](ask, NAME)
+        assert store.objects[at["rayclusters"]]["spec"] == cluster_of([wanted])
+        assert store.credentials == {"Bearer its token"}
+        assert ask("GET", "rayclusters", "another") is None
+        with pytest.raises(SystemExit, match=f"PATCH rayclusters/{cluster}: 422: .*/spec/x"):
+            ask("PATCH", "rayclusters", cluster, [{"op": "test", "path": "/spec/x", "value": 1}])

@@ -118,9 +118,8 @@ def tolerations(wanted, running, place):
     return [{"op": "add", "path": path, "value": want} if want else {"op": "remove", "path": path}]
 
 
-def asker():
+def asker(folder="/var/run/secrets/kubernetes.io/serviceaccount"):
     """Asks the Kubernetes API as the pod's service account."""
-    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
     with open(f"{folder}/token") as file:
         token = file.read().strip()
     with open(f"{folder}/namespace") as file:
