@@ -48,7 +48,7 @@ MIG = {"name": "mig", "cpu": 2, "memory": "12Gi", "maxReplicas": 2, "migProfile"
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 2}}
 BEFORE: Values = {
     "models": {"device": DEVICE},
-    "gateway": {"replicas": 2, "tenants_path": "/etc/tenants"},
+    "gateway": {"replicas": 3, "tenants_path": "/etc/tenants"},
     "tenantFiles": {"existingSecrets": ["keys"]},
     "workerGroups": [CPU, MIG],
     "faultTolerance": {"redisAddress": "redis:6379"},
@@ -100,7 +100,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.auth`": _gateway(auth="open"),
     },
     Outcome.COUNTS: {
-        "`gateway.replicas`": _gateway(replicas=3),
+        "`gateway.replicas`": _gateway(replicas=4),
         "`gateway.replicas`, fewer": _gateway(replicas=1),
         "`gateways.tolerations`": {"gateways": {"tolerations": KEEP}},
         "`head.tolerations`": {"head": {"tolerations": KEEP}},
@@ -127,9 +127,10 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateways.minAvailable`": {"gateways": {"minAvailable": 1}},
         "`serviceAccount.annotations`": {"serviceAccount": {"annotations": {"a.example/b": "c"}}},
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
-        "a key more, or fewer, in a Secret of `tenantFiles`": {},
-        "the Secret `NAME-tenants`, made or deleted": {},
-        "`service`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
+        "`service.type`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
+        "`service.annotations`, heeded when KubeRay makes the Service, and never again": {
+            "service": {"annotations": {"a.example/b": "c"}}
+        },
         "`ingress`": {"ingress": {"type": "route", "parentRefs": [{"name": "edge"}]}},
         "`networkPolicy.enabled`": {"networkPolicy": {"enabled": False}},
         "`networkPolicy.callers`": {"networkPolicy": {"callers": [{"podSelector": {}}]}},
@@ -142,7 +143,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`observability.dashboards`": {"observability": {"dashboards": {"enabled": True}}},
         "`migLayouts`": {"migLayouts": {"configs": {"a": [{"devices": "all"}]}}},
         "`prewarm`": {"prewarm": {"enabled": True}},
-        "`test`": {"test": {"enabled": False}},
+        "`test`": {"test": {"existingSecret": "key"}},
         "`extraObjects`": {"extraObjects": ["{apiVersion: v1, kind: Secret, metadata: {name: a}}"]},
     },
     Outcome.CLUSTER: {
@@ -213,6 +214,13 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
 }  # fmt: skip
 
 
+# Of no value: pods read these Secrets as files.
+ELSEWHERE = (
+    "a key more, or fewer, in a Secret of `tenantFiles`",
+    "the Secret `NAME-tenants`, made or deleted",
+)
+
+
 def changed(change: Values) -> Values:
     """The values before, with the change merged in as Helm does it."""
     return _merged(copy.deepcopy(BEFORE), change)
@@ -234,7 +242,7 @@ def outcome(before: list[Object], after: list[Object]) -> Outcome:
     old, new = (_claims(each) for each in (before, after))
     if any(claim_refusal(old[name], new[name]) for name in old.keys() & new.keys()):
         return Outcome.REFUSED
-    if any(old[name] != new[name] for name in old.keys() & new.keys()):
+    if any(old[name]["spec"] != new[name]["spec"] for name in old.keys() & new.keys()):
         return Outcome.GROWS
     old, new = cluster_of(before), cluster_of(after)
     if rolls(old, new):
@@ -272,6 +280,8 @@ def page() -> str:
     for each, changes in CHANGES.items():
         lines += ["", f"## {each[0].upper() + each[1:]}", "", "| change |", "|---|"]
         lines += [f"| {what} |" for what in changes]
+    lines += ["", "Of no value, and heard by gateways within a minute or two:", ""]
+    lines += [f"- {what}" for what in ELSEWHERE]
     return "\n".join(lines) + "\n"
 
 
