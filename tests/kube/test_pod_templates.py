@@ -134,6 +134,21 @@ def test_without_an_autoscaler_a_head_has_whatever_account(plain: Values) -> Non
     assert ray_pods(objects(values))["head"]["spec"]["serviceAccountName"] == "mine"
 
 
+def test_a_queue_holds_up_the_cluster_and_no_job(plain: Values) -> None:
+    """Kueue suspends what has its label; an upgrade waits for its jobs."""
+    label = "kueue.x-k8s.io/queue-name"
+    storage = {"storage": {"type": "pvc", "pvc": {"from": "s3://models/"}}}
+    found = objects(plain | storage | {"commonLabels": {label: "serving", "team": "search"}})
+    queued = {each["kind"] for each in found if label in each["metadata"]["labels"]}
+    assert "RayService" in queued
+    jobs = [each for each in found if each["kind"] in ("Job", "Pod")]
+    assert len(jobs) == 4
+    for each in jobs:
+        labels = each["metadata"]["labels"]
+        component = each["metadata"]["name"]
+        assert (label in labels, labels.get("team")) == (False, "search"), component
+
+
 def test_a_drain_may_have_more_time(plain: Values) -> None:
     over = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 690}}}
     for pod in ray_pods(objects(plain | over)).values():

@@ -100,6 +100,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
         "by which KubeRay gives each cluster a Service of its own",
     ),
+    (
+        {"podAnnotations": {"a": "b"}},
+        "podAnnotations is gone; must be podTemplate.metadata.annotations",
+    ),
+    ({"upgrade": {"stepPercent": 5}}, "upgrade.stepPercent is gone with the incremental upgrade"),
+    (
+        {"head": {"priorityClassName": "a"}},
+        "head.priorityClassName is gone; must be head.podTemplate.spec.priorityClassName",
+    ),
+    (
+        {"gateways": {"affinity": {"podAffinity": {}}}},
+        "gateways.affinity is gone; must be gateways.podTemplate.spec.affinity",
+    ),
+    (
+        {"workerGroups": [GROUP, GROUP | {"name": "b", "runtimeClassName": "nvidia"}]},
+        "workerGroups[1].runtimeClassName is gone; must be workerGroups[1].podTemplate.spec",
+    ),
     ({"service": {"type": "LoadBalancer"}}, "networkPolicy.callers must have an ipBlock"),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
     (
@@ -262,6 +279,13 @@ def test_a_release_that_kuberay_refuses_needs_another_name(release: str, name: s
     assert f"would be called {name}, which KubeRay refuses" in str(refused.value)
     assert "set fullnameOverride" in str(refused.value)
     assert objects(fine | {"fullnameOverride": "team"}, release)
+
+
+def test_what_is_gone_may_be_as_earlier_charts_had_it_by_default() -> None:
+    """`helm upgrade --reuse-values` gives their defaults on."""
+    fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
+    gone: Values = {"podAnnotations": {}, "head": {"affinity": {}, "priorityClassName": ""}}
+    assert cluster_of(objects(fine | gone)) == cluster_of(objects(fine))
 
 
 def test_pods_have_the_default_account_where_none_is_made() -> None:

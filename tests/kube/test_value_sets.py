@@ -75,6 +75,20 @@ def test_gkes_balancer_asks_gateways_for_their_health() -> None:
     assert policy["spec"]["targetRef"]["name"] == "demo-headrace-serve-svc"
 
 
+def test_what_fills_a_claim_from_azure_asks_as_its_account() -> None:
+    found = objects(values_of((CHART / "ci" / "aks.yaml").read_text()))
+    (job,) = [
+        each
+        for each in found
+        if each["metadata"]["labels"].get("app.kubernetes.io/component") == "fill"
+    ]
+    pod = job["spec"]["template"]
+    assert pod["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+    assert pod["spec"]["serviceAccountName"] == "demo-headrace"
+    (container,) = pod["spec"]["containers"]
+    assert {"name": "AZURE_STORAGE_ANON", "value": "false"} in container["env"], "adlfs asks so"
+
+
 @each_set
 def test_its_applications_are_those_of_headrace_build(path: Path, tmp_path: Path) -> None:
     values = values_of(path.read_text())

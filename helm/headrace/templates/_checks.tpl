@@ -11,6 +11,7 @@ that runs before an installation (`check.enabled`). */}}
 {{- if semverCompare "<2.60.0-0" .Values.rayVersion }}
 {{- fail (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion) }}
 {{- end }}
+{{- include "headrace.checkGone" . }}
 {{- include "headrace.checkName" . }}
 {{- include "headrace.checkGateways" . }}
 {{- include "headrace.checkPorts" . }}
@@ -42,6 +43,27 @@ that runs before an installation (`check.enabled`). */}}
   "num_gpus" (dig "num_gpus" $d.num_gpus .Values.scaling.pool)
   "resources" (dig "resources" dict .Values.scaling.pool)) }}
 {{- include "headrace.checkPlace" (dict "root" $ "name" "scaling.pool" "model" $replica) }}
+{{- end }}
+{{- end }}
+
+{{/* Values of earlier charts, as an upgrade still gives them. */}}
+{{- define "headrace.checkGone" -}}
+{{- if .Values.podAnnotations }}
+{{- fail "podAnnotations is gone; must be podTemplate.metadata.annotations" }}
+{{- end }}
+{{- range list "gatewayClassName" "stepPercent" "intervalSeconds" "maxSurgePercent" }}
+{{- if index $.Values.upgrade . }}
+{{- fail (printf "upgrade.%s is gone with the incremental upgrade; must be left out" .) }}
+{{- end }}
+{{- end }}
+{{- $nodes := dict "head" .Values.head "gateways" .Values.gateways }}
+{{- range $position, $group := .Values.workerGroups }}{{ $_ := set $nodes (printf "workerGroups[%d]" $position) $group }}{{ end }}
+{{- range $where, $node := $nodes }}
+{{- range list "affinity" "priorityClassName" "runtimeClassName" }}
+{{- if index $node . }}
+{{- fail (printf "%s.%s is gone; must be %s.podTemplate.spec.%s" $where . $where .) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
