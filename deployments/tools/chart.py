@@ -75,7 +75,7 @@ def _with_fields(schema: Any) -> Any:
     whole = {name: _with_fields(each) for name, each in schema.items()}
     if "fields" not in whole:
         return whole
-    any_value = {name: {} for name in whole.pop("fields")}
+    any_value: dict[str, Any] = {name: {} for name in whole.pop("fields")}
     properties = any_value | whole.get("properties", {})
     return whole | {"additionalProperties": False, "properties": properties}
 

@@ -80,11 +80,17 @@ def test_a_change_of_numbers_or_tolerations_is_applied_to_the_cluster_that_runs(
 
 
 def as_earlier_charts_made(cluster: Object) -> None:
-    """As they left it and KubeRay wrote it: no annotation, and fields that nobody gave."""
+    """As they left it and KubeRay wrote it: no annotation, fields that nobody gave, and quantities
+    in another form than the values'."""
     cluster["metadata"]["annotations"] = {}
     for group in cluster["spec"]["workerGroupSpecs"]:
         group["scaleStrategy"] = {}
         group["template"]["spec"]["containers"][0]["lifecycle"] = {}
+    spec = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "8Gi"}
+    spec["containers"][0]["resources"]["limits"] = {"cpu": "2000m", "memory": "8192Mi"}
+    (shared,) = [each for each in spec["volumes"] if each["name"] == "shared-memory"]
+    shared["emptyDir"]["sizeLimit"] = "0.5625Gi"
 
 
 @pytest.mark.parametrize("what", CHANGES[Outcome.COUNTS])
@@ -113,6 +119,18 @@ def test_one_of_an_earlier_chart_is_left_alone_while_kuberay_replaces_it(
     running.upgrade(changed({"image": {"tag": "2"}, "gateway": {"replicas": 1}}))
     assert running.operator.pending
     assert active(running) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "other"), [("requests", {"cpu": "2001m"}), ("limits", {"cpu": "2", "memory": "8G"})]
+)
+def test_a_quantity_is_told_by_what_it_is(where: str, other: Object) -> None:
+    """Else a cluster of an earlier chart would be taken for one with the same pods."""
+    one = cluster_of(objects(BEFORE))
+    another = copy.deepcopy(one)
+    container = another["headGroupSpec"]["template"]["spec"]["containers"][0]
+    container["resources"][where] = other
+    assert SCALE["unscaled"](another) != SCALE["unscaled"](one)
 
 
 def test_what_neither_the_job_nor_kuberay_changes_fails_the_upgrade(running: Kubernetes) -> None:

@@ -95,6 +95,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"prewarm": {"enabled": True, "artifacts": "fetch"}},
         "prewarm.artifacts is fetch and cache.type emptyDir, which a node's pods do not share",
     ),
+    (
+        {"storage": {"pvc": {"from": "s3://models/", "accessModes": ["ReadOnlyMany"]}}},
+        "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from",
+    ),
     ({"storage": {"type": "image"}}, "storage.image.reference is missing"),
     (
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},

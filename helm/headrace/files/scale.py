@@ -7,13 +7,18 @@ it.
 
 import json
 import os
+import re
 import ssl
 import sys
 import urllib.error
 import urllib.request
+from fractions import Fraction
 
 POD_ANNOTATION = "headrace.io/pods"  # of both: what pods are made of, but for what is applied here
 COUNTS = ("minReplicas", "maxReplicas")
+UNITS = {"": 1, "m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+QUANTITY = re.compile(r"([0-9.]+)(m|k|M|G|T|Ki|Mi|Gi|Ti|)")
 
 
 def apply(ask, name):
@@ -56,8 +61,8 @@ def same_pods(service, cluster):
 
 
 def unscaled(spec):
-    """A cluster without what starts no other (KubeRay's isClusterSpecHashEqual), and without what
-    is empty, of which KubeRay writes more than it was given."""
+    """A cluster without what starts no other (KubeRay's isClusterSpecHashEqual), its fields as
+    KubeRay writes them, which leaves out what is empty and has a quantity's shortest form."""
     spec = json.loads(json.dumps(spec))
     spec.pop("upgradeStrategy", None)
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
@@ -65,16 +70,21 @@ def unscaled(spec):
             group.pop(each, None)
         for each in ("tolerations", "schedulingGates"):
             group["template"]["spec"].pop(each, None)
-    return without_empty(spec)
+    return as_written(spec)
 
 
-def without_empty(found):
+def as_written(found, key=""):
     if isinstance(found, list):
-        return [without_empty(each) for each in found]
-    if not isinstance(found, dict):
-        return found
-    whole = {name: without_empty(each) for name, each in found.items()}
-    return {name: each for name, each in whole.items() if each not in (None, {}, [])}
+        return [as_written(each) for each in found]
+    if isinstance(found, dict):
+        quantities = key in ("requests", "limits")
+        whole = {
+            name: as_written(each, "sizeLimit" if quantities else name)
+            for name, each in found.items()
+        }
+        return {name: each for name, each in whole.items() if each}
+    number = QUANTITY.fullmatch(str(found)) if key == "sizeLimit" else None
+    return Fraction(number[1]) * UNITS[number[2]] if number else found
 
 
 def pods(each):

@@ -203,6 +203,11 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and (dig "tenants_path" "" .Values.gateway) (not (include "headrace.hasTenantFiles" .)) }}
 {{- fail "tenantFiles is empty, and gateways would read their tenants from gateway.tenants_path; must name a config, a Secret or an ExternalSecret" }}
 {{- end }}
+{{- with .Values.storage.pvc }}
+{{- if and .from (not .existingClaim) (eq (join "" .accessModes) "ReadOnlyMany") }}
+{{- fail "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from names; must be ReadWriteMany" }}
+{{- end }}
+{{- end }}
 {{- if eq .Values.storage.type "image" }}
 {{- if not .Values.storage.image.reference }}
 {{- fail "storage.image.reference is missing; must be an image with its digest" }}
