@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -48,6 +49,9 @@ class Authority:
             .not_valid_after(_UNTIL)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
+        if not authority:
+            here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([here]), critical=False)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
 

@@ -1,7 +1,8 @@
 """A Kubernetes API server that only stores objects, for Helm's own engine to install into.
 
 It knows the kinds that the chart makes and the calls that Helm makes: discovery, get, list, watch,
-create, server-side apply (one manager, so an apply replaces), merge patches and delete. A Job whose
+create, server-side apply (one manager, so an apply replaces), merge patches and delete. Of a claim
+it changes what Kubernetes changes. A Job whose
 name ends in `-check` is run: its ConfigMap goes through the settings' own loader, as
 `headrace check --elsewhere` does; another Job is noted and succeeds, and so does a Pod without a
 status. Nothing is scheduled.
@@ -9,8 +10,10 @@ status. Nothing is scheduled.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import ssl
 import tempfile
 import threading
 import time
@@ -23,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from deployments.process.sockets import ChannelTls
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import load
 from tests.kube.chart import Object
@@ -57,6 +61,7 @@ class Store:
         self.events: list[tuple[int, str, Key, Object]] = []
         self.version = "v1.36.0"
         self.jobs: list[str] = []
+        self.credentials: set[str] = set()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -157,15 +162,33 @@ class _Handler(BaseHTTPRequestHandler):
         key, written = _key(path), self._body()
         old = self.store.objects.get(key)
         if "apply-patch" in self.headers["content-type"]:
-            self._answer(200 if old else 201, self.store.put(key, written))
+            self._put(key, written, 200 if old else 201)
         elif old is None:
             self._missing(path)
+        elif "json-patch" in self.headers["content-type"]:
+            self._json_patch(key, old, written)
         else:
-            self._answer(200, self.store.put(key, _merged(old, written)))
+            self._put(key, _merged(old, written))
+
+    def _json_patch(self, key: Key, old: Object, changes: list[Object]) -> None:
+        new = copy.deepcopy(old)
+        try:
+            json_patch(new, changes)
+        except LookupError as refused:
+            self._answer(422, _status(422, "Invalid", str(refused)))
+        else:
+            self._put(key, new)
 
     def do_PUT(self) -> None:
         path, _ = self._asked()
-        self._answer(200, self.store.put(_key(path), self._body()))
+        self._put(_key(path), self._body())
+
+    def _put(self, key: Key, written: Object, code: int = 200) -> None:
+        said = claim_refusal(self.store.objects.get(key), written)
+        if said:
+            self._answer(422, _status(422, "Invalid", said))
+        else:
+            self._answer(code, self.store.put(key, written))
 
     def do_DELETE(self) -> None:
         path, _ = self._asked()
@@ -221,6 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _asked(self) -> tuple[str, dict[str, list[str]]]:
+        self.store.credentials.add(self.headers.get("authorization", ""))
         parts = urlsplit(self.path)
         return parts.path.rstrip("/"), parse_qs(parts.query)
 
@@ -237,6 +261,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def claim_refusal(old: Object | None, new: Object) -> str:
+    """Why Kubernetes refuses to change a claim so, "" if it does not: its size may grow."""
+    if old is None or new["kind"] != "PersistentVolumeClaim":
+        return ""
+    name, before, after = new["metadata"]["name"], dict(old["spec"]), dict(new["spec"])
+    was, size = (_gib(each.pop("resources")["requests"]["storage"]) for each in (before, after))
+    if before != after:
+        return f"{name}: spec is immutable after creation except resources.requests"
+    return f"{name}: field can not be less than status.capacity" if size < was else ""
+
+
+def _gib(size: str) -> float:
+    return int(size[:-2]) * {"Mi": 1 / 1024, "Gi": 1}[size[-2:]]
 
 
 def _key(path: str) -> Key:
@@ -336,21 +375,41 @@ def _merged(old: Any, patch: Any) -> Any:
     return kept
 
 
+def json_patch(found: Any, changes: list[Object]) -> None:
+    """RFC 6902, as much as the chart's job asks for: `test`, `remove`, and `add` to a mapping.
+    LookupError for what is not as it is said to be."""
+    for each in changes:
+        *path, last = each["path"].strip("/").split("/")
+        there = found
+        for part in path:
+            there = there[int(part)] if isinstance(there, list) else there[part]
+        if each["op"] == "test" and there.get(last) != each["value"]:
+            raise LookupError(f"{each['path']} is {there.get(last)}")
+        if each["op"] == "remove":
+            del there[last]
+        elif each["op"] == "add":
+            there[last] = each["value"]
+
+
 def _status(code: int, reason: str, message: str) -> Object:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
     return body | {"code": code, "reason": reason, "message": message}
 
 
 @contextmanager
-def api_server() -> Iterator[tuple[str, Store]]:
+def api_server(tls: ChannelTls | None = None) -> Iterator[tuple[str, Store]]:
     """Its URL and what it stores."""
     store, stopping = Store(), threading.Event()
     handler = type("Handler", (_Handler,), {"store": store, "stopping": stopping})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls.certificate, tls.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", store
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}", store
     finally:
         stopping.set()
         server.shutdown()

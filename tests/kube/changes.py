@@ -10,6 +10,7 @@ import copy
 from enum import StrEnum
 from typing import Any
 
+from tests.kube.api_server import claim_refusal
 from tests.kube.chart import ROOT, Object, Values, cluster_of, ray_service
 from tests.kube.kuberay import rolls
 
@@ -23,6 +24,8 @@ class Outcome(StrEnum):
     SERVE = "in place, by Serve"
     COUNTS = "in place, by the job"
     GROUP = "in place, by KubeRay"
+    GROWS = "in the claim"
+    REFUSED = "refused by Kubernetes"
     BESIDE = "beside the cluster"
 
 
@@ -34,6 +37,9 @@ SAID = {
     Outcome.COUNTS: "The job of `upgrade.applyCounts` patches the RayCluster that runs. "
     "Tolerations hold for pods that start from then on.",
     Outcome.GROUP: "KubeRay adds the group to the cluster that runs.",
+    Outcome.GROWS: "A volume grows where its StorageClass has `allowVolumeExpansion`.",
+    Outcome.REFUSED: "A claim is as it was made. `storage.pvc.existingClaim: NAME-models` keeps "
+    "it, and one that is made otherwise needs another name.",
     Outcome.BESIDE: "Other objects than the RayService, or those of its fields that touch no pod.",
 }
 
@@ -42,7 +48,7 @@ MIG = {"name": "mig", "cpu": 2, "memory": "12Gi", "maxReplicas": 2, "migProfile"
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 2}}
 BEFORE: Values = {
     "models": {"device": DEVICE},
-    "gateway": {"replicas": 2, "tenants_path": "/etc/tenants"},
+    "gateway": {"replicas": 3, "tenants_path": "/etc/tenants"},
     "tenantFiles": {"existingSecrets": ["keys"]},
     "workerGroups": [CPU, MIG],
     "faultTolerance": {"redisAddress": "redis:6379"},
@@ -94,7 +100,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.auth`": _gateway(auth="open"),
     },
     Outcome.COUNTS: {
-        "`gateway.replicas`": _gateway(replicas=3),
+        "`gateway.replicas`": _gateway(replicas=4),
         "`gateway.replicas`, fewer": _gateway(replicas=1),
         "`gateways.tolerations`": {"gateways": {"tolerations": KEEP}},
         "`head.tolerations`": {"head": {"tolerations": KEEP}},
@@ -105,6 +111,14 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
     Outcome.GROUP: {
         "a group added at the end": {"workerGroups": [CPU, MIG, CPU | {"name": "more"}]},
     },
+    Outcome.GROWS: {
+        "`storage.pvc.size`, more": {"storage": {"pvc": {"size": "200Gi"}}},
+    },
+    Outcome.REFUSED: {
+        "`storage.pvc.size`, less": {"storage": {"pvc": {"size": "50Gi"}}},
+        "`storage.pvc.storageClassName`": {"storage": {"pvc": {"storageClassName": "nfs"}}},
+        "`storage.pvc.accessModes`": {"storage": {"pvc": {"accessModes": ["ReadWriteOnce"]}}},
+    },
     Outcome.BESIDE: {
         "`upgrade.strategy`": {"upgrade": {"strategy": "None"}},
         "`upgrade.applyCounts`": {"upgrade": {"applyCounts": False}},
@@ -112,12 +126,11 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "a group's `minAvailable`": _group(minAvailable=1),
         "`gateways.minAvailable`": {"gateways": {"minAvailable": 1}},
         "`serviceAccount.annotations`": {"serviceAccount": {"annotations": {"a.example/b": "c"}}},
-        "`storage.pvc.size`": {"storage": {"pvc": {"size": "200Gi"}}},
-        "`storage.pvc.storageClassName`": {"storage": {"pvc": {"storageClassName": "nfs"}}},
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
-        "a key more, or fewer, in a Secret of `tenantFiles`": {},
-        "the Secret `NAME-tenants`, made or deleted": {},
-        "`service`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
+        "`service.type`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
+        "`service.annotations`, heeded when KubeRay makes the Service, and never again": {
+            "service": {"annotations": {"a.example/b": "c"}}
+        },
         "`ingress`": {"ingress": {"type": "route", "parentRefs": [{"name": "edge"}]}},
         "`networkPolicy.enabled`": {"networkPolicy": {"enabled": False}},
         "`networkPolicy.callers`": {"networkPolicy": {"callers": [{"podSelector": {}}]}},
@@ -130,7 +143,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`observability.dashboards`": {"observability": {"dashboards": {"enabled": True}}},
         "`migLayouts`": {"migLayouts": {"configs": {"a": [{"devices": "all"}]}}},
         "`prewarm`": {"prewarm": {"enabled": True}},
-        "`test`": {"test": {"enabled": False}},
+        "`test`": {"test": {"existingSecret": "key"}},
         "`extraObjects`": {"extraObjects": ["{apiVersion: v1, kind: Secret, metadata: {name: a}}"]},
     },
     Outcome.CLUSTER: {
@@ -201,6 +214,13 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
 }  # fmt: skip
 
 
+# Of no value: pods read these Secrets as files.
+ELSEWHERE = (
+    "a key more, or fewer, in a Secret of `tenantFiles`",
+    "the Secret `NAME-tenants`, made or deleted",
+)
+
+
 def changed(change: Values) -> Values:
     """The values before, with the change merged in as Helm does it."""
     return _merged(copy.deepcopy(BEFORE), change)
@@ -219,6 +239,11 @@ def _merged(values: Values, change: Values) -> Values:
 
 def outcome(before: list[Object], after: list[Object]) -> Outcome:
     """By KubeRay's rules, of the objects of a release."""
+    old, new = (_claims(each) for each in (before, after))
+    if any(claim_refusal(old[name], new[name]) for name in old.keys() & new.keys()):
+        return Outcome.REFUSED
+    if any(old[name]["spec"] != new[name]["spec"] for name in old.keys() & new.keys()):
+        return Outcome.GROWS
     old, new = cluster_of(before), cluster_of(after)
     if rolls(old, new):
         return Outcome.CLUSTER
@@ -228,6 +253,11 @@ def outcome(before: list[Object], after: list[Object]) -> Outcome:
         return Outcome.COUNTS
     configs = [ray_service(each)["spec"]["serveConfigV2"] for each in (before, after)]
     return Outcome.SERVE if configs[0] != configs[1] else Outcome.BESIDE
+
+
+def _claims(found: list[Object]) -> dict[str, Object]:
+    kind = "PersistentVolumeClaim"
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
 
 
 def page() -> str:
@@ -250,6 +280,8 @@ def page() -> str:
     for each, changes in CHANGES.items():
         lines += ["", f"## {each[0].upper() + each[1:]}", "", "| change |", "|---|"]
         lines += [f"| {what} |" for what in changes]
+    lines += ["", "Of no value, and heard by gateways within a minute or two:", ""]
+    lines += [f"- {what}" for what in ELSEWHERE]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,32 @@ def test_a_folder_is_copied_and_what_is_there_is_not_copied_again(
     assert [each.name for each in target.rglob("*.part")] == []
 
 
+def test_a_file_of_the_same_size_is_copied_where_it_is_another(
+    stored: Path, tmp_path: Path
+) -> None:
+    model, copied = stored / "minilm" / "model.onnx", tmp_path / "models" / "minilm" / "model.onnx"
+    FILL(f"file://{stored}", str(tmp_path / "models"))
+    model.write_bytes(b"WEIGHTS")
+    os.utime(model, (1, 1))
+    FILL(f"file://{stored}", str(tmp_path / "models"))
+    assert copied.read_bytes() == b"WEIGHTS"
+    elsewhere = shutil.copytree(stored, stored.with_name("staging"))
+    (elsewhere / "minilm" / "model.onnx").write_bytes(b"trained")
+    os.utime(elsewhere / "minilm" / "model.onnx", (1, 1))
+    FILL(f"file://{elsewhere}", str(tmp_path / "models"))
+    assert copied.read_bytes() == b"trained"
+    FILL(f"file://{stored}", str(tmp_path / "models"))
+    assert copied.read_bytes() == b"WEIGHTS"
+
+
+def test_what_somebody_else_put_there_is_replaced(stored: Path, tmp_path: Path) -> None:
+    """As a copy of an earlier chart's job, of which nobody noted the version."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "list.txt").write_bytes(b"unsaid")
+    FILL(f"file://{stored}", str(tmp_path / "models"))
+    assert (tmp_path / "models" / "list.txt").read_bytes() == b"minilm"
+
+
 def test_an_address_without_files_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match="has no files"):
@@ -64,6 +92,7 @@ def test_the_job_may_write_where_replicas_read(plain: Values) -> None:
     found = filled(plain)
     spec = job(found)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
+    assert container["args"][1:] == ["s3://models/production/", "/models"]
     assert {"name": "models", "mountPath": "/models"} in container["volumeMounts"]
     claim = {"name": "models", "persistentVolumeClaim": {"claimName": "demo-headrace-models"}}
     assert claim in spec["volumes"]
@@ -74,6 +103,13 @@ def test_the_job_may_write_where_replicas_read(plain: Values) -> None:
     (policy,) = [each for each in found if each["metadata"]["name"] == "demo-headrace-files"]
     assert policy["spec"]["egress"] == EGRESS
     assert "fill" in policy["spec"]["podSelector"]["matchExpressions"][0]["values"]
+
+
+def test_the_environment_of_all_is_the_jobs_too_and_each_name_is_there_once(plain: Values) -> None:
+    env = [{"name": "HOME", "value": "/home"}, {"name": "FROM", "value": "mine"}]
+    (container,) = job(filled(plain, env=env))["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == env
+    assert container["args"][1:] == ["s3://models/production/", "/models"]
 
 
 def test_a_changed_job_is_another_job(plain: Values) -> None:

@@ -81,6 +81,28 @@ def test_an_installation_that_the_check_refuses_makes_no_cluster(
     assert store.of_kind("RayService") == {}
 
 
+def test_a_claim_of_an_earlier_chart_is_kept_by_its_name(
+    server: tuple[Any, Store], plain: Values
+) -> None:
+    import helm_python
+
+    def stored(**pvc: Any) -> Values:
+        return plain | {"storage": {"type": "pvc", "pvc": pvc}}
+
+    helm, store = server
+    helm.install(CHART, RELEASE, stored(accessModes=["ReadOnlyMany"]), timeout=_WAIT_S)
+    helm.upgrade(
+        CHART, RELEASE, stored(accessModes=["ReadOnlyMany"], size="200Gi"), timeout=_WAIT_S
+    )
+    with pytest.raises(helm_python.HelmError, match="spec is immutable after creation"):
+        helm.upgrade(CHART, RELEASE, stored(size="200Gi"), timeout=_WAIT_S)
+    helm.upgrade(CHART, RELEASE, stored(existingClaim="demo-headrace-models"), timeout=_WAIT_S)
+    (claim,) = store.of_kind("PersistentVolumeClaim").values()
+    assert claim["spec"]["accessModes"] == ["ReadOnlyMany"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "200Gi"
+    assert "'claimName': 'demo-headrace-models'" in str(service(store))
+
+
 def test_claims_of_devices_are_refused_by_a_server_that_has_none(
     server: tuple[Any, Store], plain: Values
 ) -> None:

@@ -116,6 +116,45 @@ def test_the_check_and_the_test_stand_where_the_head_may(laid_over: list[Object]
     assert job["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
 
 
+def test_the_test_has_what_is_laid_over_jobs_beside_its_own(laid_over: list[Object]) -> None:
+    """A sidecar's injection for instance, with which its pod would never end."""
+    metadata = of_kind(laid_over, "Pod")["metadata"]
+    assert metadata["annotations"] == JOBS["metadata"]["annotations"] | {
+        "helm.sh/hook": "test",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+    }
+    assert metadata["labels"]["app.kubernetes.io/component"] == "test"
+    assert metadata["name"] == "demo-headrace-predict"
+
+
+def test_without_an_autoscaler_a_head_has_whatever_account(plain: Values) -> None:
+    groups = [each | {"minReplicas": 1} for each in plain["workerGroups"]]
+    over = {"head": {"podTemplate": {"spec": {"serviceAccountName": "mine"}}}}
+    values = plain | over | {"autoscaler": {"enabled": False}, "workerGroups": groups}
+    assert ray_pods(objects(values))["head"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_a_queue_holds_up_the_cluster_and_no_job(plain: Values) -> None:
+    """Kueue suspends what has its label; an upgrade waits for its jobs."""
+    label = "kueue.x-k8s.io/queue-name"
+    storage = {"storage": {"type": "pvc", "pvc": {"from": "s3://models/"}}}
+    found = objects(plain | storage | {"commonLabels": {label: "serving", "team": "search"}})
+    queued = {each["kind"] for each in found if label in each["metadata"]["labels"]}
+    assert "RayService" in queued
+    jobs = [each for each in found if each["kind"] in ("Job", "Pod")]
+    assert len(jobs) == 4
+    for each in jobs:
+        labels = each["metadata"]["labels"]
+        component = each["metadata"]["name"]
+        assert (label in labels, labels.get("team")) == (False, "search"), component
+
+
+def test_a_drain_may_have_more_time(plain: Values) -> None:
+    over = {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 690}}}
+    for pod in ray_pods(objects(plain | over)).values():
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 690
+
+
 def test_a_cluster_may_choose_the_user(plain: Values) -> None:
     """OpenShift's restricted-v2 gives a namespace's own; nobody has it in /etc/passwd."""
     found = objects(plain | {"runAsUser": None})

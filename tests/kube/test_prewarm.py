@@ -92,6 +92,28 @@ def test_it_is_a_proper_pod_that_only_needs_the_nodes_folder() -> None:
     assert list(insecurities(template)) == ["volume cache is a hostPath"]
 
 
+def test_a_private_ca_is_mounted_where_files_are_fetched() -> None:
+    mount = {"name": "ca", "mountPath": "/etc/private-ca", "readOnly": True}
+    over = {
+        "spec": {
+            "volumes": [{"name": "ca", "configMap": {"name": "private-ca"}}],
+            "initContainers": [{"name": "artifacts", "volumeMounts": [mount]}],
+        }
+    }
+    env = [{"name": "AWS_CA_BUNDLE", "value": "/etc/private-ca/ca.crt"},
+           {"name": "HOME", "value": "/home"}]  # fmt: skip
+    prewarm = VALUES["prewarm"] | {"podTemplate": over}
+    spec = daemon(objects(VALUES | {"prewarm": prewarm, "env": env}))["spec"]
+    (stage,) = spec["initContainers"]
+    assert mount in stage["volumeMounts"]
+    assert over["spec"]["volumes"][0] in spec["volumes"]
+    told = {each["name"]: each["value"] for each in stage["env"]}
+    assert len(told) == len(stage["env"]), "each is there once"
+    assert told["AWS_CA_BUNDLE"] == "/etc/private-ca/ca.crt"
+    assert told["HOME"] == "/home"
+    assert stage["command"][:2] == ["headrace", "stage"]
+
+
 def test_it_may_ask_where_files_lie() -> None:
     policy = policies(with_artifacts("fetch"))["demo-headrace-files"]["spec"]
     assert policy["egress"] == EGRESS

@@ -12,6 +12,12 @@ from tests.kube.chart import ROOT, Values, cluster_of, objects, ray_service
 GROUP = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
 MODEL = {"runtime": "synthetic"}
 INSTANCE = "app.kubernetes.io/instance"
+
+
+def over_ray(**field: Any) -> dict[str, Any]:
+    return {"podTemplate": {"spec": {"containers": [{"name": "ray", **field}]}}}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"models": {}}, "models declares no model"),
     ({"gateway": {"host": "127.0.0.1"}}, "gateway.host is 127.0.0.1, which nobody reaches"),
@@ -89,11 +95,33 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"prewarm": {"enabled": True, "artifacts": "fetch"}},
         "prewarm.artifacts is fetch and cache.type emptyDir, which a node's pods do not share",
     ),
+    (
+        {"storage": {"pvc": {"from": "s3://models/", "accessModes": ["ReadOnlyMany"]}}},
+        "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from",
+    ),
     ({"storage": {"type": "image"}}, "storage.image.reference is missing"),
     (
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
         "by which KubeRay gives each cluster a Service of its own",
     ),
+    (
+        {"podAnnotations": {"a": "b"}},
+        "podAnnotations is gone; must be podTemplate.metadata.annotations",
+    ),
+    ({"upgrade": {"stepPercent": 5}}, "upgrade.stepPercent is gone with the incremental upgrade"),
+    (
+        {"head": {"priorityClassName": "a"}},
+        "head.priorityClassName is gone; must be head.podTemplate.spec.priorityClassName",
+    ),
+    (
+        {"gateways": {"affinity": {"podAffinity": {}}}},
+        "gateways.affinity is gone; must be gateways.podTemplate.spec.affinity",
+    ),
+    (
+        {"workerGroups": [GROUP, GROUP | {"name": "b", "runtimeClassName": "nvidia"}]},
+        "workerGroups[1].runtimeClassName is gone; must be workerGroups[1].podTemplate.spec",
+    ),
+    ({"service": {"type": "LoadBalancer"}}, "networkPolicy.callers must have an ipBlock"),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
     (
         {"ingress": {"type": "ingress", "hosts": ["a.example.org"]}},
@@ -144,6 +172,59 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "gateways's pods get RAY_SERVE_HAPROXY_BINARY_PATH as environment; must be left out: "
         "image.haproxy says it",
+    ),
+    (
+        {"podTemplate": {"metadata": {"labels": {"app.kubernetes.io/component": "mine"}}}},
+        "head's pods get the label app.kubernetes.io/component, by which pods are found",
+    ),
+    (
+        {
+            "workerGroups": [
+                GROUP | {"podTemplate": {"metadata": {"labels": {"ray.io/group": "a"}}}}
+            ]
+        },
+        "group-cpu's pods get the label ray.io/group",
+    ),
+    (
+        {"gateways": {"podTemplate": {"metadata": {"labels": {"headrace.io/node": "a"}}}}},
+        "gateways's pods get the label headrace.io/node",
+    ),
+    (
+        {"jobs": {"podTemplate": {"metadata": {"labels": {"app.kubernetes.io/component": "a"}}}}},
+        "test's pods get the label app.kubernetes.io/component",
+    ),
+    (
+        {"podTemplate": {"spec": {"restartPolicy": "Always"}}},
+        "head's pods get restartPolicy Always; must be left out",
+    ),
+    (
+        {"jobs": {"podTemplate": {"spec": {"restartPolicy": "Always"}}}},
+        "jobs.podTemplate.spec.restartPolicy is Always; must be Never or OnFailure",
+    ),
+    (
+        {"gateways": {"podTemplate": {"spec": {"terminationGracePeriodSeconds": 689}}}},
+        "gateways's pods get terminationGracePeriodSeconds 689; must be at least 690",
+    ),
+    (
+        over_ray(lifecycle={"preStop": {"exec": {"command": ["ray", "stop"]}}}),
+        "head's container ray has a preStop, which takes its time from the drain",
+    ),
+    (
+        over_ray(ports=[{"name": "serve", "containerPort": 9}]),
+        "container ray has ports serve twice",
+    ),
+    (
+        {"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
+        "head's container ray has env A twice",
+    ),
+    ({"podTemplate": {"spec": {"serviceAccountName": "a"}}}, "head's pod gets serviceAccountName"),
+    (
+        {"head": {"podTemplate": {"spec": {"automountServiceAccountToken": False}}}},
+        "head's pod gets automountServiceAccountToken; must be left out",
+    ),
+    (
+        {"env": [{"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "0"}]},
+        "head's pods get RAY_SERVE_ENABLE_HA_PROXY as environment, which Headrace needs as it is",
     ),
     (
         {
@@ -202,6 +283,13 @@ def test_a_release_that_kuberay_refuses_needs_another_name(release: str, name: s
     assert f"would be called {name}, which KubeRay refuses" in str(refused.value)
     assert "set fullnameOverride" in str(refused.value)
     assert objects(fine | {"fullnameOverride": "team"}, release)
+
+
+def test_what_is_gone_may_be_as_earlier_charts_had_it_by_default() -> None:
+    """`helm upgrade --reuse-values` gives their defaults on."""
+    fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
+    gone: Values = {"podAnnotations": {}, "head": {"affinity": {}, "priorityClassName": ""}}
+    assert cluster_of(objects(fine | gone)) == cluster_of(objects(fine))
 
 
 def test_pods_have_the_default_account_where_none_is_made() -> None:

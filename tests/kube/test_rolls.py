@@ -26,8 +26,22 @@ def before() -> list[Object]:
 def test_an_upgrade_does_what_the_table_says(
     before: list[Object], what: str, change: dict[str, Any], said: Outcome
 ) -> None:
-    after = objects(changed(change)) if change else before
+    after = objects(changed(change))
+    assert after != before
     assert outcome(before, after) is said
+
+
+def test_secrets_of_tenants_are_files_whole_and_one_need_not_be_there(before: list[Object]) -> None:
+    """So no object changes with their keys."""
+    (gateways,) = [
+        each for each in cluster_of(before)["workerGroupSpecs"] if each["groupName"] == "gateways"
+    ]
+    spec = gateways["template"]["spec"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "tenants"]
+    secrets = [each["secret"] for each in volume["projected"]["sources"] if "secret" in each]
+    assert secrets == [{"name": "demo-headrace-tenants", "optional": True}, {"name": "keys"}]
+    (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "tenants"]
+    assert "subPath" not in mount, "a mount of a part never changes"
 
 
 def test_the_page_is_up_to_date() -> None:

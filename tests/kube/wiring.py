@@ -105,6 +105,8 @@ def _of_services(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _backends(each: Object) -> Iterator[str]:
+    if each["kind"] == "HealthCheckPolicy":
+        yield each["spec"]["targetRef"]["name"]
     for rule in each.get("spec", {}).get("rules", ()) if each["kind"] != "PrometheusRule" else ():
         yield from (backend["name"] for backend in rule.get("backendRefs", ()))
         for path in rule.get("http", {}).get("paths", ()):

@@ -7,13 +7,18 @@ it.
 
 import json
 import os
+import re
 import ssl
 import sys
 import urllib.error
 import urllib.request
+from fractions import Fraction
 
 POD_ANNOTATION = "headrace.io/pods"  # of both: what pods are made of, but for what is applied here
 COUNTS = ("minReplicas", "maxReplicas")
+UNITS = {"": 1, "m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+QUANTITY = re.compile(r"([0-9.]+)(m|k|M|G|T|Ki|Mi|Gi|Ti|)")
 
 
 def apply(ask, name):
@@ -22,11 +27,17 @@ def apply(ask, name):
     service = ask("GET", "rayservices", name)
     status = service.get("status", {})
     for which in ("activeServiceStatus", "pendingServiceStatus"):
-        cluster_name = status.get(which, {}).get("rayClusterName")
+        cluster_name = name_of(status, which)
         cluster = ask("GET", "rayclusters", cluster_name) if cluster_name else None
         if cluster is None:
             continue
         if not same_pods(service, cluster):
+            replaced = which == "activeServiceStatus" and name_of(status, "pendingServiceStatus")
+            if pods(cluster) is None and not replaced:
+                sys.exit(
+                    f"{cluster_name} has other pods than the RayService, and KubeRay has not begun "
+                    "to replace it; its numbers of pods and tolerations were not changed"
+                )
             print(f"{cluster_name} has other pods than the RayService, which KubeRay sees to")
             continue
         changes = patch(service["spec"]["rayClusterConfig"], cluster["spec"])
@@ -35,11 +46,45 @@ def apply(ask, name):
         print(f"{cluster_name}: {json.dumps(changes) if changes else 'nothing to change'}")
 
 
+def name_of(status, which):
+    return (status.get(which) or {}).get("rayClusterName")
+
+
 def same_pods(service, cluster):
-    """Where no other cluster is ever made, whatever can be applied is."""
+    """Where no other cluster is ever made, whatever can be applied is. A cluster of an earlier
+    chart lacks the annotation."""
     if service["spec"]["upgradeStrategy"]["type"] == "None":
         return True
-    return pods(service) is not None and pods(service) == pods(cluster)
+    if pods(cluster) is None:
+        return unscaled(service["spec"]["rayClusterConfig"]) == unscaled(cluster["spec"])
+    return pods(service) == pods(cluster)
+
+
+def unscaled(spec):
+    """A cluster without what starts no other (KubeRay's isClusterSpecHashEqual), its fields as
+    KubeRay writes them, which leaves out what is empty and has a quantity's shortest form."""
+    spec = json.loads(json.dumps(spec))
+    spec.pop("upgradeStrategy", None)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        for each in (*COUNTS, "replicas", "scaleStrategy"):
+            group.pop(each, None)
+        for each in ("tolerations", "schedulingGates"):
+            group["template"]["spec"].pop(each, None)
+    return as_written(spec)
+
+
+def as_written(found, key=""):
+    if isinstance(found, list):
+        return [as_written(each) for each in found]
+    if isinstance(found, dict):
+        quantities = key in ("requests", "limits")
+        whole = {
+            name: as_written(each, "sizeLimit" if quantities else name)
+            for name, each in found.items()
+        }
+        return {name: each for name, each in whole.items() if each}
+    number = QUANTITY.fullmatch(str(found)) if key == "sizeLimit" else None
+    return Fraction(number[1]) * UNITS[number[2]] if number else found
 
 
 def pods(each):
@@ -83,9 +128,8 @@ def tolerations(wanted, running, place):
     return [{"op": "add", "path": path, "value": want} if want else {"op": "remove", "path": path}]
 
 
-def asker():
+def asker(folder="/var/run/secrets/kubernetes.io/serviceaccount"):
     """Asks the Kubernetes API as the pod's service account."""
-    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
     with open(f"{folder}/token") as file:
         token = file.read().strip()
     with open(f"{folder}/namespace") as file:

@@ -11,6 +11,7 @@ that runs before an installation (`check.enabled`). */}}
 {{- if semverCompare "<2.60.0-0" .Values.rayVersion }}
 {{- fail (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion) }}
 {{- end }}
+{{- include "headrace.checkGone" . }}
 {{- include "headrace.checkName" . }}
 {{- include "headrace.checkGateways" . }}
 {{- include "headrace.checkPorts" . }}
@@ -21,6 +22,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- include "headrace.checkEdge" . }}
 {{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" }}
 {{- fail "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None" }}
+{{- end }}
+{{- if and (eq .Values.service.type "LoadBalancer") .Values.networkPolicy.enabled (not (contains "ipBlock" (toJson .Values.networkPolicy.callers))) }}
+{{- fail "service.type is LoadBalancer, behind which callers are no pods; networkPolicy.callers must have an ipBlock of theirs, and of the nodes" }}
 {{- end }}
 {{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
 {{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
@@ -39,6 +43,27 @@ that runs before an installation (`check.enabled`). */}}
   "num_gpus" (dig "num_gpus" $d.num_gpus .Values.scaling.pool)
   "resources" (dig "resources" dict .Values.scaling.pool)) }}
 {{- include "headrace.checkPlace" (dict "root" $ "name" "scaling.pool" "model" $replica) }}
+{{- end }}
+{{- end }}
+
+{{/* Values of earlier charts, as an upgrade still gives them. */}}
+{{- define "headrace.checkGone" -}}
+{{- if .Values.podAnnotations }}
+{{- fail "podAnnotations is gone; must be podTemplate.metadata.annotations" }}
+{{- end }}
+{{- range list "gatewayClassName" "stepPercent" "intervalSeconds" "maxSurgePercent" }}
+{{- if index $.Values.upgrade . }}
+{{- fail (printf "upgrade.%s is gone with the incremental upgrade; must be left out" .) }}
+{{- end }}
+{{- end }}
+{{- $nodes := dict "head" .Values.head "gateways" .Values.gateways }}
+{{- range $position, $group := .Values.workerGroups }}{{ $_ := set $nodes (printf "workerGroups[%d]" $position) $group }}{{ end }}
+{{- range $where, $node := $nodes }}
+{{- range list "affinity" "priorityClassName" "runtimeClassName" }}
+{{- if index $node . }}
+{{- fail (printf "%s.%s is gone; must be %s.podTemplate.spec.%s" $where . $where .) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -178,6 +203,11 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and (dig "tenants_path" "" .Values.gateway) (not (include "headrace.hasTenantFiles" .)) }}
 {{- fail "tenantFiles is empty, and gateways would read their tenants from gateway.tenants_path; must name a config, a Secret or an ExternalSecret" }}
 {{- end }}
+{{- with .Values.storage.pvc }}
+{{- if and .from (not .existingClaim) (eq (join "" .accessModes) "ReadOnlyMany") }}
+{{- fail "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from names; must be ReadWriteMany" }}
+{{- end }}
+{{- end }}
 {{- if eq .Values.storage.type "image" }}
 {{- if not .Values.storage.image.reference }}
 {{- fail "storage.image.reference is missing; must be an image with its digest" }}
@@ -216,10 +246,30 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 {{- end }}
 
-{{/* Of a Ray pod as it will be: Ray's container is the first, and files that settings name are there. */}}
+{{/* Of a Ray pod as it will be: Ray's container is the first, files that settings name are there, and a
+drain has its time. */}}
 {{- define "headrace.checkPod" -}}
 {{- $component := .component -}}
-{{- $ray := first .pod.spec.containers -}}
+{{- $spec := .pod.spec -}}
+{{- $ray := first $spec.containers -}}
+{{- $autoscales := .root.Values.autoscaler.enabled -}}
+{{- $least := add .root.Values.drainSeconds 30 -}}
+{{- if and $autoscales (ne "Never" (default "Never" $spec.restartPolicy)) }}
+{{- fail (printf "%s's pods get restartPolicy %s; must be left out: the autoscaler starts others instead" $component $spec.restartPolicy) }}
+{{- end }}
+{{- if lt (int64 (default 0 $spec.terminationGracePeriodSeconds)) $least }}
+{{- fail (printf "%s's pods get terminationGracePeriodSeconds %v; must be at least %d, drainSeconds and 30" $component (default 0 $spec.terminationGracePeriodSeconds) $least) }}
+{{- end }}
+{{- if dig "lifecycle" "preStop" nil $ray }}
+{{- fail (printf "%s's container ray has a preStop, which takes its time from the drain; must be left out" $component) }}
+{{- end }}
+{{- if and $autoscales (eq $component "head") }}
+{{- range list "serviceAccountName" "serviceAccount" "automountServiceAccountToken" }}
+{{- if hasKey $spec . }}
+{{- fail (printf "head's pod gets %s; must be left out: KubeRay gives a head with an autoscaler its account (gateways and groups have a podTemplate of their own)" .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $which, $path := dig "channel" "tls" dict .root.Values.gateway | default dict }}
 {{- $there := eq $component "head" }}
 {{- range $ray.volumeMounts }}
@@ -231,11 +281,39 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 {{- end }}
 
+{{/* Of what is laid over any pod: labels that selectors have. */}}
+{{- define "headrace.checkLabels" -}}
+{{- $component := .component -}}
+{{- range $name, $_ := dig "metadata" "labels" dict .over }}
+{{- if regexMatch "^(app\\.kubernetes\\.io|headrace\\.io|ray\\.io)/" $name }}
+{{- fail (printf "%s's pods get the label %s, by which pods are found; must be left out" $component $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of any pod as it will be: Kubernetes has a name once. */}}
+{{- define "headrace.checkUnique" -}}
+{{- $component := .component -}}
+{{- range $container := concat (default list .pod.spec.initContainers) .pod.spec.containers }}
+{{- range $field := list "env" "ports" }}
+{{- $names := list }}
+{{- range default list (index $container $field) }}
+{{- if and .name (has .name $names) }}
+{{- fail (printf "%s's container %s has %s %s twice; must be there once" $component $container.name $field .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Of what is laid over a Ray pod: variables that are somebody else's to set. */}}
 {{- define "headrace.checkEnvironment" -}}
 {{- $ours := keys (include "headrace.gateway" .root | fromJson).environment -}}
 {{- $kuberays := list "FQ_RAY_IP" "KUBERAY_GEN_RAY_START_CMD" "RAY_ADDRESS" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN" "RAY_CLOUD_INSTANCE_ID" "RAY_CLUSTER_NAME" "RAY_CLUSTER_NAMESPACE" "RAY_IP" "RAY_NODE_TYPE_NAME" "RAY_PORT" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace" "REDIS_PASSWORD" "REDIS_USERNAME" -}}
 {{- $values := dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "drainSeconds" "RAY_SERVE_HAPROXY_BINARY_PATH" "image.haproxy" "HEADRACE_SOURCES" "storage.path" -}}
+{{- $harmless := list "RAY_worker_niceness" "RAY_USAGE_STATS_ENABLED" "OPENVINO_TELEMETRY_OPT_OUT" "TOKENIZERS_PARALLELISM" "HF_HUB_OFFLINE" -}}
+{{- $fixed := keys (.root.Files.Get "files/environment.json" | fromJson) -}}
 {{- $component := .component -}}
 {{- range dig "spec" "containers" list .over }}
 {{- if eq .name "ray" }}
@@ -245,6 +323,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 {{- if has .name $ours }}
 {{- fail (printf "%s's pods get %s as environment, which the settings of the gateway say; must be left out" $component .name) }}
+{{- end }}
+{{- if and (has .name $fixed) (not (has .name $harmless)) }}
+{{- fail (printf "%s's pods get %s as environment, which Headrace needs as it is; must be left out" $component .name) }}
 {{- end }}
 {{- if hasKey $values .name }}
 {{- fail (printf "%s's pods get %s as environment; must be left out: %s says it" $component .name (get $values .name)) }}

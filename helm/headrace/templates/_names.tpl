@@ -26,6 +26,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* Of jobs, which nobody's queue may hold up: upgrades wait for them. */}}
+{{- define "headrace.jobLabels" -}}
+{{- omit (include "headrace.labels" . | fromYaml) "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class" | toYaml -}}
+{{- end }}
+
 {{/* The image, by digest where there is one. */}}
 {{- define "headrace.image" -}}
 {{- $image := .Values.image -}}

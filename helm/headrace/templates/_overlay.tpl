@@ -47,15 +47,28 @@ takes a key away; lists grow, but for an item of a known name, which is merged o
 {{- dict "items" $found | toJson -}}
 {{- end }}
 
-{{/* A pod that is none of Ray's. Of a dict: root, component, container and volumes (YAML; the container
-without what all have), account (of a service account, "" for the default one), token (whether it talks
-to the Kubernetes API). It stands where the head may. */}}
-{{- define "headrace.jobPod" -}}
-{{- $text := include "headrace.jobPodItself" . -}}
-{{- with .root.Values.jobs.podTemplate -}}
-{{- $text = include "headrace.overlaid" (list (fromYaml $text) .) | fromJson | toYaml -}}
+{{/* A pod with what is laid over it, in JSON. Of a dict: component, text (its YAML), over (a list). */}}
+{{- define "headrace.laidOver" -}}
+{{- $pod := fromYaml .text -}}
+{{- range .over -}}
+{{- include "headrace.checkLabels" (dict "component" $.component "over" .) -}}
+{{- $pod = include "headrace.overlaid" (list $pod .) | fromJson -}}
 {{- end -}}
-{{- $text -}}
+{{- include "headrace.checkUnique" (dict "component" .component "pod" $pod) -}}
+{{- toJson $pod -}}
+{{- end }}
+
+{{/* A pod that is none of Ray's. Of a dict: root, component, container and volumes (YAML; the container
+without what all have), env (more of it), account (of a service account, "" for the default one), token
+(whether it talks to the Kubernetes API). It stands where the head may. */}}
+{{- define "headrace.jobPod" -}}
+{{- $over := list (dict "spec" (dict "containers" (list (dict "name" "job" "env" (default list .env))))) .root.Values.jobs.podTemplate -}}
+{{- $text := include "headrace.jobPodItself" . -}}
+{{- $pod := include "headrace.laidOver" (dict "component" .component "text" $text "over" $over) | fromJson -}}
+{{- if eq "Always" $pod.spec.restartPolicy -}}
+{{- fail "jobs.podTemplate.spec.restartPolicy is Always; must be Never or OnFailure: a job ends" -}}
+{{- end -}}
+{{- toYaml $pod -}}
 {{- end }}
 
 {{- define "headrace.jobPodItself" -}}

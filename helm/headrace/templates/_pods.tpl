@@ -52,11 +52,10 @@ the device's place), ports (name to number), head. */}}
 {{- if . }}{{ $overlays = append $overlays . }}{{ end -}}
 {{- end -}}
 {{- if or $overlays (dig "channel" "tls" nil .root.Values.gateway) -}}
-{{- $pod := fromYaml $text -}}
 {{- range $overlays -}}
 {{- include "headrace.checkEnvironment" (dict "root" $.root "component" $.component "over" .) -}}
-{{- $pod = include "headrace.overlaid" (list $pod .) | fromJson -}}
 {{- end -}}
+{{- $pod := include "headrace.laidOver" (dict "component" .component "text" $text "over" $overlays) | fromJson -}}
 {{- include "headrace.checkPod" (dict "root" .root "component" .component "pod" $pod) -}}
 {{- $text = toYaml $pod -}}
 {{- end -}}
