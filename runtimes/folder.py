@@ -280,7 +280,7 @@ def judged(folder: Path) -> tuple[int, ...]:
 def _check_score(modules: list[tuple[str, Path]], folder: Path) -> None:
     """Raises `LoadError` unless the modules of a cross-encoder say of a language model what it is
     served as: its score is how much more likely the first of `JUDGED` is than the second."""
-    said = read(modules[-1][1] / "config.json")
+    said = _said(modules[-1][1] / "config.json")
     ids = [said.get(f"{kind}_token_id") for kind in ("true", "false")]
     alike = [kind for kind, _ in modules] == ["Transformer", "LogitScore"] and judges(folder)
     if not alike or ids != list(judged(folder)):
@@ -296,7 +296,8 @@ def padding(folder: Path) -> int:
     ids = _vocabulary(folder) if (folder / "tokenizer.json").is_file() else {}
     if isinstance(token, str) and token in ids:
         return ids[token]
-    number = (configuration(folder).get("text_config") or {}).get("pad_token_id")
+    texts = configuration(folder).get("text_config")
+    number = texts.get("pad_token_id") if isinstance(texts, dict) else None
     return number if type(number) is int else 1
 
 

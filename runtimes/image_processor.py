@@ -35,6 +35,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of what a file leaves out
     "ViT": {"size": _SQUARE, "resample": 2, "image_mean": _HALF, "image_std": _HALF},
 }
 _KINDS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+_OF_FAMILIES = {"clip": "CLIP", "siglip": "Siglip", "vit": "ViT"}  # where a file names no type
 _RESIZES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _OTHERS = {0: "nearest", 1: "lanczos", 4: "box", 5: "hamming"}
 _LEVELS = 255.0
@@ -57,6 +58,8 @@ def stored(source: Path) -> tuple[Path, dict[str, Any]] | None:
 def fields(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     """`said`: as `stored` found it in `file`. Raises `LoadError` for what is not done here."""
     kind = str(said.get("image_processor_type") or said.get("feature_extractor_type") or "")
+    if not kind and (config := file.with_name("config.json")).is_file():
+        kind = _OF_FAMILIES.get(str(read(config).get("model_type")), "")
     family = next((kind.removesuffix(end) for end in _KINDS if kind.endswith(end)), kind)
     if family not in _DEFAULTS:
         known = ", ".join(f"{each}ImageProcessor" for each in _DEFAULTS)

@@ -322,15 +322,17 @@ class Pipeline:
         """The model of a request that names none. Raises BadRequest unless one alone is declared,
         and NotReady while that is not known."""
         kind = codec.kind_without_a_name
+        if not kind:
+            raise errors.BadRequest("the body must name a model", param="model")
         names, more = self._services.models.of_kind(kind, caller.tenant.may_use)
-        if kind and more and len(names) < 2:
+        if more and len(names) < 2:
             raise errors.NotReady(
                 f"which models are for {kind} is not known yet; name one, or ask again",
                 retry_after_s=errors.NOT_READY_S,
             )
         if len(names) != 1:
-            such = f"; those for {kind} are {', '.join(names) or 'none'}" if kind else ""
-            raise errors.BadRequest(f"the body must name a model{such}", param="model")
+            such = f"those for {kind} are {', '.join(names) or 'none'}"
+            raise errors.BadRequest(f"the body must name a model; {such}", param="model")
         return names[0]
 
     def _select(

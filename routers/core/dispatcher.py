@@ -186,6 +186,10 @@ class Dispatcher:
         longest = min(max(lengths), self._requests.waiting.edges[-1])
         return self._replicas.running > 0 and not self._groups.takes(longest)
 
+    def bound_above(self, length: int) -> int:
+        """The least length at which a group ends that takes rows of this one; 0: none does."""
+        return next((bound for bound in sorted(self._groups.bounds) if length <= bound), 0)
+
     def retry_after_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""
         return self._requests.retry_after_s()

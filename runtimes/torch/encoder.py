@@ -225,7 +225,8 @@ def loaded(auto: Any, path: Path, spare: Sequence[str] = (), **configured: Any) 
 def _inputs(network: Any) -> tuple[str, ...]:
     takes = inspect.signature(network.forward).parameters
     types = int(getattr(network.config, "type_vocab_size", 0) or 0)
-    typed = TOKEN_TYPES in takes and types > 1
+    # BERT's callers send them, be there one type alone.
+    typed = TOKEN_TYPES in takes and (types > 1 or network.config.model_type == "bert")
     return (INPUT_IDS, ATTENTION_MASK, *((TOKEN_TYPES,) if typed else ()))
 
 

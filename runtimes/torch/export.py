@@ -22,6 +22,8 @@ from typing import Any
 OPSET = 20
 FAR = -65504.0  # the lowest finite float16; added to scores of padding, whose share is then 0
 FUSED = "headrace"  # a name for our attention among those of transformers
+# Of transformers' attention, what the operator has no place for.
+NOT_FUSED = ("softcap", "position_bias", "s_aux")
 EXAMPLE = (2, 7)  # rows and length; neither is 1, which torch would take for a fixed size
 
 
@@ -98,9 +100,11 @@ def _fuse_attention(network: Any) -> None:
         )
 
     def attention(
-        module: Any, query: Any, key: Any, value: Any, counts: Any, scaling: Any = None, **_: Any
+        module: Any, query: Any, key: Any, value: Any, counts: Any, scaling: Any = None, **more: Any
     ) -> tuple[Any, None]:
         """Of [rows, heads, length, width] each, [rows, length, heads, width]."""
+        if lost := [name for name in NOT_FUSED if more.get(name) is not None]:
+            raise NotImplementedError(f"attention with {', '.join(lost)} is not exported")
         rows, heads, length, width = query.shape
         shared = heads // key.shape[1]
         key, value = (sdpa_attention.repeat_kv(each, shared) for each in (key, value))

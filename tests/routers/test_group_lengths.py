@@ -275,6 +275,19 @@ def test_late_long_rows_wait_only_if_the_replicas_that_take_them_may_get_to_them
         core.cancel(request)
 
 
+def test_long_rows_wait_for_their_group_as_long_as_they_live_however_busy_the_others_are(two):
+    smalls = [f"small_{n}" for n in range(4)]
+    core = two(*smalls, max_size=1)
+    for request in range(40):  # the small ones are half busy
+        for lease in sent(core.arrive(request, SHORT, slo_s=5.0)):
+            core.close(lease, at=core.now + 0.05, service_s=0.05)
+    for in_s in (0.0, 4.0):
+        core.step(CapacityExpected(in_s), core.now)
+        actions = core.arrive(1000 + int(in_s), LONG, slo_s=0.5, timeout_s=60.0)
+        actions += core.tick(core.now + 1.0)
+        assert not [each for each in actions if isinstance(each, Reject | Evict)]
+
+
 def test_urgent_long_rows_make_no_short_one_late(two):
     core = two("large_1", "small_1", max_size=4)
     core.arrive(0, *[LONG] * 1000, slo_s=1000.0, timeout_s=2000.0)
@@ -304,6 +317,11 @@ def test_rows_strand_whose_longest_no_running_replica_takes(two):
     ]  # fmt: skip
     core.step(listed("small_1", "large_1"))
     assert not strands((512,))
+
+
+def test_lengths_that_the_same_groups_take_have_one_bound(two):
+    bound_above = two("small_1").dispatcher.bound_above
+    assert [bound_above(each) for each in (1, 128, 129, 9999)] == [128, 128, 0, 0]
 
 
 def test_offered_work_of_long_rows_is_counted_by_rows(two):

@@ -44,12 +44,13 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "deberta-v2": {
         **_RELATIVE, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True,
     },
-    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral", "gemma3_text"), _GROUPED),
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "gemma3_text"), _GROUPED),
+    "mistral": {**_GROUPED, "sliding_window": 16},
 }  # fmt: skip
 PAIR = ["weightedmean", "lasttoken"]  # poolings side by side
 # One with positions of an offset, one that has eager attention alone.
-EXPORTED = ("roberta", "deberta-v2")
-LAYERS_FUSED = {"roberta": 2, "deberta-v2": 0}
+EXPORTED = ("roberta", "deberta-v2", "mistral")  # the last: causal, grouped, in a window
+LAYERS_FUSED = {"roberta": 2, "deberta-v2": 0, "mistral": 2}
 
 
 def folder(path: Path, family: str, task: str = "tensors") -> Any:

@@ -234,7 +234,8 @@ class Catalogue:
             served, task = self._served.get(name), self._tasks.get(name, "")
             if kind == (task if served is None else served.description.kind):
                 names.append(name)
-            elif served is None:  # of one that embeds only its files tell
+            elif served is None and name not in self._failures and name not in self._optional:
+                # Nobody waits for the others. Of one that embeds only its files tell.
                 more |= not task or (task == "embed" and kind in ("sparse", "tokens"))
         return names, more
 

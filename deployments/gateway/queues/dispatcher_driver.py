@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -190,7 +191,8 @@ class DispatcherDriver(Generic[P]):
         self._pending: dict[int, P] = {}  # by request id
         # Of the first request that no replica took which can be reached, until one takes it: when
         # it came, and its longest row.
-        self._stranded: tuple[float, int] | None = None
+        # When rows of a length first found no group for it, by the length at which such groups end.
+        self._stranded: dict[int, float] = {}
         self._decision_planned = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -293,10 +295,9 @@ class DispatcherDriver(Generic[P]):
         if not self._dispatcher.strands(lengths):
             return
         longest = max(lengths)
-        if self._stranded is None:
-            self._stranded = now, longest
+        since = self._stranded.setdefault(self._dispatcher.bound_above(longest), now)
         try:
-            self.on_stranded(longest, now - self._stranded[0])
+            self.on_stranded(longest, now - since)
         except errors.HeadraceError:
             refused = RefusedUnread(demand.tenant, demand.priority, Reason.CLOSED, demand.is_first)
             self._step(refused, now)
@@ -359,8 +360,11 @@ class DispatcherDriver(Generic[P]):
         before, self.replicas = self.replicas, len(reached)
         now = clock()
         self._step(Replicas(reached), now)
-        if self._stranded is not None and not self.strands(self._stranded[1]):
-            self._stranded = None
+        self._stranded = {
+            bound: since
+            for bound, since in self._stranded.items()
+            if self.strands(bound or sys.maxsize)
+        }
         if reached and not before:
             self.on_reached()
         if self.keeps_unreached:

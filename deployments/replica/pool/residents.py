@@ -26,6 +26,7 @@ from deployments.replica.startup import reason_of
 from runtimes.errors import LoadError, lacks_memory
 from runtimes.types import DeviceMemory
 
+_OF_GPUS = "what other processes leave of its GPUs"
 RETRY_S = 30.0
 logger = logging.getLogger("headrace.pool")
 
@@ -120,10 +121,12 @@ class Residents:
     @property
     def free_bytes(self) -> int:
         """Room for further models; below 0 if other processes have left less than is held. Warm
-        models that are not served would make way. The GPUs count once a model has come that uses
-        them."""
+        models that are not served would make way. The GPUs count while a model that uses them is
+        there or comes."""
         served = [held.loaded for held in [*self._held.values(), *self._leaving]]
-        return self._room(served, on_gpu=any(self._on_gpu.values()))[0]
+        comes = self._coming is not None and self._on_gpu.get(_key(self._coming), False)
+        on_gpu = comes or any(each.on_gpu for each in self._loaded())
+        return self._room(served, on_gpu=on_gpu)[0]
 
     def key_of(self, member: str) -> bytes:
         """What a gateway must know to connect. Raises LookupError if the member is gone."""
@@ -222,8 +225,10 @@ class Residents:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""
         on_gpu = self._on_gpu[_key(model)]
         while (room := self._room(self._loaded(), on_gpu=on_gpu))[0] < size_bytes:
-            if self._kept:
-                await self._free_oldest()
+            tight = room[2] is _OF_GPUS
+            spare = next((key for key, it in self._kept.items() if it.on_gpu or not tight), None)
+            if spare is not None:
+                await self._close(self._kept.pop(spare))
             elif self._leaving:
                 await asyncio.wait(
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
@@ -252,7 +257,7 @@ class Residents:
         self._on_change()
 
     def _left(self, held: _ServedModel, task: asyncio.Task[None]) -> None:
-        del self._leaving[held]
+        self._leaving.pop(held, None)
         self._news.set()
 
     async def _leave(self, held: _ServedModel, *, keep: bool) -> None:
@@ -262,6 +267,7 @@ class Residents:
             keep = False
             logger.exception("it did not leave in order", extra={"model": held.model.name})
         if keep:
+            del self._leaving[held]  # at once, so that nobody counts it twice
             self._kept[_key(held.model)] = held.loaded
         else:
             await self._close(held.loaded)
@@ -287,7 +293,7 @@ class Residents:
         if on_gpu and self._device is not None:
             bound = self._device.total - others_bytes(self._device)
             free = bound - sum(m.size_bytes for m in loaded if m.on_gpu)
-            rooms.append((free, bound, "what other processes leave of its GPUs"))
+            rooms.append((free, bound, _OF_GPUS))
         return min(rooms, key=lambda room: room[0])
 
     def _reports(self) -> list[ResidentReport]:

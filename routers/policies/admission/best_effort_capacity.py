@@ -54,9 +54,12 @@ class BestEffortCapacity(OnceLate):
             self._on_time.add(sum([seconds for _, _, seconds in work]), now)
 
     def value(self, capacity: float, now: float) -> float:
-        """The share of the replicas' time that on-time work leaves, 0 to 1."""
+        """The share of the replicas' time that on-time work leaves, 0 to 1: all of it where none of
+        those that run now takes such rows."""
+        if not capacity:
+            return 1.0
         taken = self._on_time.value if self._frozen else self._on_time.read(now)
-        left = 1.0 - taken / (capacity or 1.0)
+        left = 1.0 - taken / capacity
         return max(0.0, left - _NOISE) / (1.0 - _NOISE)
 
     def capacity_s(self, time_left_s: float, capacity: float, now: float) -> float:

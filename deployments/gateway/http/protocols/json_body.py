@@ -106,7 +106,8 @@ def element(error: Exception, label: str, where: str = "data") -> BadRequest:
     if isinstance(error, UnicodeDecodeError):
         return BadRequest(f"{label}: {where} holds text that is not valid UTF-8.")
     what, path = _split(str(error))
-    return BadRequest(f"{label}: {where}{path}: {what}.")
+    dot = "." if path and not path.startswith("[") else ""
+    return BadRequest(f"{label}: {where}{dot}{path}: {what}.")
 
 
 def moved(error: Exception, by: int) -> Exception:

@@ -451,3 +451,8 @@ async def test_models_of_a_kind_are_those_that_are_declared_ready_or_not(
     ready = description(task="rerank")
     await following.registry.tell(ready, declared="later theirs", tasks={"theirs": kind, **tasks})
     assert models.of_kind(kind, lambda name: name != "theirs") == found
+    failed = {"later": "no such file"}
+    await following.registry.tell(
+        ready, declared="later theirs", tasks={"theirs": kind, **tasks}, failures=failed
+    )
+    assert models.of_kind(kind, lambda name: name != "theirs") == (found[0], False)

@@ -251,6 +251,20 @@ async def test_models_that_use_no_gpu_need_no_room_there(pool: Pool) -> None:
     assert pool.residents.free_bytes == MIB
 
 
+async def test_only_warm_models_on_the_gpus_make_way_for_want_of_room_there(pool: Pool) -> None:
+    pool.loads.on_cpus = {"b"}
+    on_cpus = PoolModel("b", "k", {"settings": {"runtime": "torch", "options": {"device": "cpu"}}})
+    pool.residents.hold([on_cpus])
+    await until(lambda: pool.serves == ["b"])
+    pool.residents.hold([])
+    await until(lambda: pool.serves == [])
+    pool.residents.tell_memory(DeviceMemory(own=0, used=8 * MIB, total=8 * MIB))
+    pool.residents.hold([model("a")])
+    await until(lambda: "a" in pool.reasons)
+    assert not pool.loads.runtimes["b"].closed
+    assert pool.residents.free_bytes == 2 * MIB  # no model is there that uses the GPUs
+
+
 async def test_where_its_own_part_is_hidden_all_of_the_gpus_may_be_used(pool: Pool) -> None:
     pool.loads.sizes["a"] = 0
     await pool.hold("a")
