@@ -76,7 +76,9 @@ def debian(name: str, epoch: str) -> None:
 def build(target: str, name: str, base: str, epoch: str) -> Built:
     """Builds the Dockerfile's target with the network, certificates and pip settings of this
     machine, none of which stays in the image."""
-    mounted = [f"--volume={path}:{path}:ro" for path in (_CERTIFICATES, *_pip_paths())]
+    others = [path for path in _pip_paths() if not path.is_relative_to(_CERTIFICATES)]
+    paths = dict.fromkeys([_CERTIFICATES, *others])
+    mounted = [f"--volume={path}:{path}:ro" for path in paths]
     _said(
         "buildah", "build", "--quiet", "--isolation=chroot", "--no-cache", "--layers=false",
         "--format=oci", f"--timestamp={epoch}", f"--build-arg=BASE={base}",
@@ -87,7 +89,7 @@ def build(target: str, name: str, base: str, epoch: str) -> Built:
 
 
 def _pip_paths() -> Iterator[Path]:
-    """Pip's settings of this machine, and the folders of packages that they name."""
+    """Pip's settings of this machine, and the files and folders that they name."""
     said = _said(sys.executable, "-m", "pip", "config", "debug")
     for line in said.splitlines():
         file, _, exists = line.strip().partition(", exists: ")
@@ -95,9 +97,9 @@ def _pip_paths() -> Iterator[Path]:
             yield Path(file)
     for line in _said(sys.executable, "-m", "pip", "config", "list").splitlines():
         for word in line.partition("=")[2].strip("'\"").split():
-            folder = Path(word.removeprefix("file://"))
-            if folder.is_absolute() and folder.is_dir():
-                yield folder
+            path = Path(word.removeprefix("file://"))
+            if path.is_absolute() and path.exists():
+                yield path
 
 
 def inspected(name: str) -> Built:
