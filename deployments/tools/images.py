@@ -99,7 +99,8 @@ def _pip_paths() -> Iterator[Path]:
         for word in line.partition("=")[2].strip("'\"").split():
             path = Path(word.removeprefix("file://"))
             if path.is_absolute() and path.exists():
-                yield path
+                # An index of files names them by paths beside it.
+                yield path.parent if word.startswith("file://") else path
 
 
 def inspected(name: str) -> Built:
