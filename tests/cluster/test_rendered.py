@@ -54,7 +54,7 @@ tenantFiles:
   existingSecrets: [acme-keys, batch-keys]
 head: {{memory: 3Gi, objectStore: 128Mi}}
 gateways: {{memory: 2Gi, objectStore: 128Mi}}
-workerGroups: [{{name: cpu, minReplicas: 2, cpu: 4, memory: 3Gi, objectStore: 128Mi}}]
+workerGroups: [{{name: cpu, minReplicas: 2, cpu: 2, memory: 3Gi, objectStore: 128Mi}}]
 podMonitors: {{enabled: true}}
 """
 Changes = dict[Path, int | None]
