@@ -188,7 +188,7 @@ class Dispatcher:
 
     def bound_above(self, length: int) -> int:
         """The least length at which a group ends that takes rows of this one; 0: none does."""
-        return next((bound for bound in sorted(self._groups.bounds) if length <= bound), 0)
+        return next((bound for bound in self._groups.bounds if length <= bound), 0)
 
     def retry_after_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""

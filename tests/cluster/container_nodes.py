@@ -132,7 +132,7 @@ class ContainerNode(PodNode):
         pid = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
         own = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root"]
         words = ["nsenter", f"--target={pid}", *own, "--", *as_user(self.pod, container), *command]
-        env = {"PATH": _PATH, **environment(self.pod, container, self._stored, image={})}
+        env = environment(self.pod, container, self._stored, image={"PATH": _PATH})
         return subprocess.run(
             words, check=True, capture_output=True, text=True, timeout=limit_s, env=env
         )

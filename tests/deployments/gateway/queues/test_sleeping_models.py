@@ -99,12 +99,18 @@ def submit(model: ServedModel, length: int) -> PendingBatchRequest:
     return model.batches.submit(rows, terms(model.description), ASKS)
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time by every queue's clock, which stands still unless a test moves it."""
+    time = [1000.0]
+    monkeypatch.setattr(dispatcher_driver, "clock", lambda: time[0])
+    monkeypatch.setattr(batch_queue, "clock", lambda: time[0])
+    return time
+
+
 async def test_rows_of_a_group_that_is_away_are_refused_after_a_while(
-    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+    following: Following, description: Describe, now: list[float]
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(dispatcher_driver, "clock", lambda: now[0])
-    monkeypatch.setattr(batch_queue, "clock", lambda: now[0])
     await following.registry.tell(of_two_sizes(description))
     model = following.catalogue.served["device"]
     outlook = ModelOutlook(ready_in_s=13.5)
@@ -124,11 +130,8 @@ async def test_rows_of_a_group_that_is_away_are_refused_after_a_while(
 
 
 async def test_rows_that_wake_a_group_wait_for_it_if_they_live_that_long(
-    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+    following: Following, description: Describe, now: list[float]
 ) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(dispatcher_driver, "clock", lambda: now[0])
-    monkeypatch.setattr(batch_queue, "clock", lambda: now[0])
     await following.registry.tell(of_two_sizes(description))
     model = following.catalogue.served["device"]
     await run_groups(following, model, "small")
