@@ -128,11 +128,22 @@ def made(name: str) -> Path:
         kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling/config.json").write_text(
-            json.dumps({"pooling_mode_cls_token": True, "word_embedding_dimension": 384})
+            json.dumps(
+                {
+                    "pooling_mode_cls_token": True,
+                    "pooling_mode_mean_tokens": False,
+                    "word_embedding_dimension": 384,
+                }
+            )
         )
         listed = [
-            {"path": path, "type": f"sentence_transformers.models.{kind}"}
-            for path, kind in kinds.items()
+            {
+                "idx": at,
+                "name": str(at),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for at, (path, kind) in enumerate(kinds.items())
         ]
         (folder / "modules.json").write_text(json.dumps(listed))
     return folder

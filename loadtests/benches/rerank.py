@@ -133,6 +133,7 @@ def serving(name: str, precision: str) -> Iterator[RunningServer]:
         model = {
             "runtime": "openvino", "source": str(made().absolute()), "task": "rerank",
             "precision": precision, "lengths": {"buckets": BUCKETS},
+            "replicas": {"count": 2, "num_cpus": 1},  # one for each of this machine's processors
             "slo": {"latency_ms": 30_000, "timeout_ms": 300_000}, "queue": {"max_rows": 100_000},
         }  # fmt: skip
         with headrace({"models": {"ranker": model}}, name=name) as running:
