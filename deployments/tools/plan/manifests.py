@@ -149,8 +149,8 @@ class Workers:
     def _nodes(self) -> Data:
         """Which nodes its pods may go to, where the slice's name does not say that."""
         if self.devices == "gke":
-            label = {"cloud.google.com/gke-accelerator": GKE_ACCELERATORS[self.gpu]}
-            return {"nodeSelector": label}
+            accelerator = GKE_ACCELERATORS[self.gpu]
+            return {"nodeSelector": {"cloud.google.com/gke-accelerator": accelerator}}
         if not self.marker:
             return {}
         label, products = "nvidia.com/gpu.product", PRODUCTS[self.gpu]

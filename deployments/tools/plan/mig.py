@@ -157,7 +157,9 @@ def _gpu_of(need: Need, fleet: Mapping[str, Gpu], request: MigRequest) -> str:
 def _by_profile(gpu: Gpu, demands: Sequence[SliceDemand]) -> list[list[SliceDemand]]:
     """Those of one profile together, since all GPUs of a node pool are cut alike; those without one
     are last."""
-    found: dict[str, list[SliceDemand]] = {each.name: [] for each in gpu.profiles} | {"": []}
+    found: dict[str, list[SliceDemand]] = {
+        name: [] for name in (*(p.name for p in gpu.profiles), "")
+    }
     for demand in demands:
         profile = profile_for(gpu, demand)
         found[profile.name if isinstance(profile, Profile) else ""].append(demand)
