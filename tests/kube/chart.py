@@ -46,7 +46,7 @@ def value_sets() -> Mapping[str, ValueSet]:
             assert name not in found, name
             base = found[each["base"]].values if "base" in each else {}
             found[name] = ValueSet(
-                name, each["about"], _over(base, each["values"]),
+                name, each["about"], laid_over(base, each["values"]),
                 tuple(each.get("renders", ())), tuple(each.get("none", ())),
             )  # fmt: skip
     return found
@@ -63,12 +63,12 @@ def _platform(path: Path) -> ValueSet:
     return ValueSet(path.stem, about, values_of(text))
 
 
-def _over(base: Values, values: Values) -> Values:
+def laid_over(base: Values, values: Values) -> Values:
     """As Helm takes a second `-f`: mappings are merged, everything else is replaced."""
     found = dict(base)
     for key, value in values.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        found[key] = _over(base[key], value) if both else value
+        found[key] = laid_over(base[key], value) if both else value
     return found
 
 

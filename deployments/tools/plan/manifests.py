@@ -235,7 +235,8 @@ def node_pools(plans: Sequence[Packing], per_node: int) -> Iterator[str]:
             yield (
                 f"gcloud container node-pools create {name} --cluster CLUSTER --location LOCATION "
                 f"--machine-type TYPE --num-nodes {math.ceil(len(plan.gpus) / per_node)} "
-                f"--accelerator type={accelerator},count={per_node},gpu-partition-size={profile}"
+                f"--accelerator type={accelerator},count={per_node},gpu-partition-size={profile},"
+                f"gpu-driver-version=default"
             )
 
 
