@@ -32,7 +32,7 @@ from tests.kube.verdict import complaints
 
 each_set = pytest.mark.parametrize("name", value_sets())
 PLATFORMS = {
-    "aks", "air-gapped", "argo-cd", "dra", "eks", "gke", "k3s", "mig-h200",
+    "aks", "air-gapped", "argo-cd", "eks", "gke", "k3s", "mig-h200",
     "openshift",
 }  # fmt: skip
 _AT_LEAST = 40

@@ -86,6 +86,8 @@ spec:
     - name: job
       {{- include "headrace.anyContainer" .root | nindent 6 }}
       {{- .container | nindent 6 }}
+      env:
+        - {name: HOME, value: /tmp}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         {{- with .mounts }}
