@@ -3,7 +3,7 @@
 It knows drafts 4 to 7 of JSON Schema, ignores what stands beside a `$ref`, and refuses an `enum`
 that has an item twice. Newer Helms, 4 among them, check with another library, which the other tests
 here run in Helm's own engine. Draft 6 has the same rules here; gojsonschema itself took all value
-sets, too (docs/kubernetes.md).
+sets of 2026-11-28, too (docs/kubernetes.md).
 """
 
 from __future__ import annotations
