@@ -140,7 +140,10 @@ spec:
         - name: HEADRACE_SOURCES
           value: {{ $values.storage.path | quote }}
         {{- end }}
-      {{- include "headrace.field" (list "envFrom" $values.envFrom 6) }}
+      {{- with $values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       volumeMounts:
         {{- include "headrace.volumeMounts" . | nindent 8 }}
   volumes:
@@ -158,7 +161,9 @@ spec:
 - {name: shared-memory, mountPath: /dev/shm}
 - {name: cache, mountPath: /var/cache/headrace}
 {{- if ne $values.storage.type "none" }}
-- {name: models, mountPath: {{ $values.storage.path | quote }}, readOnly: true}
+- name: models
+  mountPath: {{ $values.storage.path | quote }}
+  readOnly: true
 {{- end }}
 {{- if include "headrace.readsTenants" . }}
 - name: tenants
@@ -170,7 +175,10 @@ spec:
 {{- define "headrace.volumes" -}}
 {{- $values := .root.Values -}}
 - {name: tmp, emptyDir: {}}
-- {name: shared-memory, emptyDir: {medium: Memory, sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi}}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi
 {{- include "headrace.nodeVolumes" .root | nindent 0 }}
 {{- if include "headrace.readsTenants" . }}
 - name: tenants
