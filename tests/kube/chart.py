@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ def value_sets() -> Mapping[str, ValueSet]:
     found = {path.stem: _platform(path) for path in sorted((CHART / "ci").glob("*.yaml"))}
     for path in sorted((Path(__file__).parent / "value_sets").glob("*.yaml")):
         for name, each in values_of(path.read_text()).items():
-            assert name not in found, name
-            base = found[each["base"]].values if "base" in each else {}
-            found[name] = ValueSet(
-                name, each["about"], laid_over(base, each["values"]),
-                tuple(each.get("renders", ())), tuple(each.get("none", ())),
-            )  # fmt: skip
+            if "values" in each:
+                assert name not in found, name
+                base = found[each["base"]].values if "base" in each else {}
+                found[name] = ValueSet(name, each["about"], laid_over(base, each["values"]))
+            must = (tuple(each.get("renders", ())), tuple(each.get("none", ())))
+            found[name] = replace(found[name], renders=must[0], none=must[1])
     return found
 
 
