@@ -231,8 +231,8 @@ def _commented(lines: list[str]) -> Iterator[tuple[ValuePath, str]]:
 _INTRODUCTION = """# headrace
 
 Headrace on Kubernetes. KubeRay 1.7 must be installed first. How to install both, upgrade
-and repair what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md), with a page for GKE, EKS,
-AKS, OpenShift, k3s, Argo CD, air-gapped clusters and MIG. Values of each are in `ci/`.
+and repair what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md), with a page for GKE,
+EKS, AKS, OpenShift, k3s, Argo CD, air-gapped clusters and MIG. Values of each are in `ci/`.
 
 `models`, `tenants`, `controllers`, `operators`, `scaling` and `gateway` are the sections of a
 settings file ([docs/settings.md](../../docs/settings.md)):
