@@ -2,7 +2,8 @@
 
 `python -m loadtests.benches.staging`: writes RoBERTa's base size in random weights (496 MB), and
 loads it from an empty cache (cold: the export too), from the cache that this filled (staged), and
-in four processes at once from an empty cache, of which one exports. What follows a process's
+in four processes at once from an empty cache, of which one must stage for all (the export, and
+what the runtime makes of it). What follows a process's
 imports is measured, until it could answer.
 """
 
@@ -38,11 +39,11 @@ MAX_COLD_S, MAX_OVER_READING_S = 60.0, 1.0
 @dataclass(frozen=True, slots=True)
 class StagedLoad:
     """`seconds`: from the first's begin until the last could answer. `reading`: s to read what is
-    staged, from the page cache. `exports`: graphs that were written meanwhile."""
+    staged, from the page cache. `written`: artifacts that were staged meanwhile."""
 
     seconds: float
     reading: float
-    exports: int
+    written: int
 
     @property
     def over_reading(self) -> float:
@@ -79,16 +80,16 @@ def loaded(runtime: str, cache_dir: Path) -> tuple[float, float]:
 
 
 def staged(runtime: str, cache_dir: Path, processes: int) -> StagedLoad:
-    before = {path: path.stat().st_mtime for path in cache_dir.rglob("*.onnx")}
+    before = {path: path.stat().st_mtime for path in cache_dir.rglob("manifest.json")}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         ready = list(pool.map(loaded, [runtime] * processes, [cache_dir] * processes))
-    graphs = {path: path.stat().st_mtime for path in cache_dir.rglob("*.onnx")}
+    after = {path: path.stat().st_mtime for path in cache_dir.rglob("manifest.json")}
     read = time.perf_counter()
     for path in cache_dir.rglob("*"):
         if path.is_file():
             path.read_bytes()
     reading = time.perf_counter() - read
-    new = sum(before.get(path) != changed for path, changed in graphs.items())
+    new = sum(before.get(path) != changed for path, changed in after.items())
     return StagedLoad(max(end for _, end in ready) - min(begin for begin, _ in ready), reading, new)
 
 
@@ -108,7 +109,7 @@ COLUMNS: tuple[Column, ...] = (
     ("s", median("seconds")),
     ("least–most", spread("seconds")),
     ("s for reading what is staged", median("reading")),
-    ("exports", median("exports")),
+    ("artifacts written", median("written")),
 )
 
 
@@ -118,7 +119,11 @@ def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         yield at_most(f"{runtime}: cold", cold.median("seconds"), MAX_COLD_S, " s")
         over = second.median("over_reading")
         yield at_most(f"{runtime}: staged, over reading the file", over, MAX_OVER_READING_S, " s")
-        yield at_most(f"{runtime}: exports of four at once", four.median("exports"), 1)
+        yield at_most(
+            f"{runtime}: artifacts that four at once write",
+            four.median("written"),
+            cold.median("written"),
+        )
 
 
 BENCH = Bench(

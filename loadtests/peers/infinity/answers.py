@@ -19,7 +19,7 @@ def main() -> None:
     else:
         encoder = CrossEncoder(folder, device="cpu")
         pairs = [tuple(row) for row in rows]
-        answers = encoder.predict(pairs, batch_size=8, activation_fn=torch.nn.Identity())
+        answers = encoder.predict(pairs, batch_size=8, activation_fct=torch.nn.Identity())
     json.dump(answers.tolist(), sys.stdout)
 
 
