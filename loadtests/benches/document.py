@@ -21,18 +21,29 @@ ORDER = (
     "overhead",
     "tabular",
     "rerank",
+    "encoders",
     "compare",
     "overload",
     "ragged_embeddings",
     "generation",
     "memory_start",
+    "staging",
     "scaling_spike",
     "simulated_against_real",
     "policies",
     "endurance",
 )
 # Run only by name: they need `make compare`, `make vllm`, root, or half an hour and more.
-APART = ("tabular", "rerank", "compare", "generation", "scaling_spike", "nodes", "endurance")
+APART = (
+    "tabular",
+    "rerank",
+    "encoders",
+    "compare",
+    "generation",
+    "scaling_spike",
+    "nodes",
+    "endurance",
+)
 # In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests

@@ -3,8 +3,7 @@
 `python -m loadtests.benches.staging`: writes RoBERTa's base size in random weights (496 MB), and
 loads it from an empty cache (cold: the export too), from the cache that this filled (staged), and
 in four processes at once from an empty cache, of which one must stage for all (the export, and
-what the runtime makes of it). What follows a process's
-imports is measured, until it could answer.
+what the runtime makes of it). What follows a process's imports is measured, until it could answer.
 """
 
 from __future__ import annotations
