@@ -11,10 +11,14 @@ ARG BASE=debian:12.15-slim
 # What runs: Python, and what KubeRay's probes and commands are made of. No shell of this image's
 # needs a password, so nothing in it may raise its rights.
 FROM ${BASE} AS system
+# Seconds since 1970 that every file's time is to be, and the day that useradd notes, so that two
+# builds are equal.
+ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         bash ca-certificates grep python-is-python3 python3 wget \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin headrace \
@@ -26,7 +30,6 @@ RUN apt-get update \
 # /image/usr/local, thus where Debian's Python looks for them without a word of the environment's:
 # KubeRay starts Ray by a login shell, which sets a PATH of its own.
 FROM system AS build
-# Seconds since 1970 that every file's time is to be, so that two builds are equal.
 ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -83,7 +86,8 @@ FROM runtime AS cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
-    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 COPY --from=build-cuda /image/usr/local /usr/local
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
