@@ -76,16 +76,21 @@ def debian(name: str, epoch: str) -> None:
 
 
 def build(target: str, name: str, base: str, epoch: str) -> Built:
-    """Builds the Dockerfile's target with the network, certificates and pip settings of this
-    machine, none of which stays in the image."""
+    """Builds the Dockerfile's target of the last commit with the network, certificates and pip
+    settings of this machine, none of which stays in the image."""
     others = [path for path in _pip_paths() if not path.is_relative_to(_CERTIFICATES)]
     paths = dict.fromkeys([_CERTIFICATES, *others])
     mounted = [f"--volume={path}:{path}:ro" for path in paths]
-    _said(
-        "buildah", "build", "--quiet", "--isolation=chroot", *_dated(epoch),
-        f"--build-arg=BASE={base}", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *mounted,
-        f"--target={target}", f"--tag={name}", str(ROOT),
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        source.mkdir()
+        _said("git", "-C", str(ROOT), "archive", "--format=tar", f"--output={source}.tar", "HEAD")
+        _said("tar", "-x", "-p", "-f", f"{source}.tar", "-C", str(source))
+        _said(
+            "buildah", "build", "--quiet", "--isolation=chroot", *_dated(epoch),
+            f"--build-arg=BASE={base}", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *mounted,
+            f"--target={target}", f"--tag={name}", str(source),
+        )  # fmt: skip
     return inspected(name)
 
 
@@ -141,8 +146,12 @@ def _files(name: str) -> dict[str, tuple[object, ...]]:
 
 def debian_packages(name: str) -> list[dict[str, str]]:
     """Of an image, as CycloneDX's components."""
-    asked = ["dpkg-query", "--show", "--showformat", "${Package} ${Version} ${Architecture}\\n"]
-    said = _said("podman", "run", "--rm", "--network=none", "--entrypoint=", name, *asked)
+    shown = ("--show", "--showformat", "${Package} ${Version} ${Architecture}\\n")
+    root = _said("podman", "image", "mount", name).strip()
+    try:
+        said = _said("dpkg-query", f"--admindir={root}/var/lib/dpkg", *shown)
+    finally:
+        _said("podman", "image", "unmount", name)
     rows = [line.split() for line in said.splitlines()]
     return [
         {
@@ -213,6 +222,8 @@ def main(words: Sequence[str] | None = None) -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         epoch = _said("git", "-C", str(ROOT), "log", "-1", "--format=%ct").strip()
+        if _said("git", "-C", str(ROOT), "status", "--porcelain"):
+            print("what is not committed is left out")
         base = asked.base or f"localhost/debian:{_RELEASE}"
         built = _made(asked.target, name, base, epoch, own_base=asked.base is None)
         print(f"{name} {built.digest}: {built.size / 1e6:,.0f} MB in {len(built.layers)} layers")
