@@ -125,14 +125,25 @@ class ContainerNode(PodNode):
         self, container: Object, command: Sequence[str], limit_s: float
     ) -> subprocess.CompletedProcess[str]:
         """In its first container; `podman exec` alone takes a second on a busy machine."""
-        asked = ["podman", "inspect", "--format={{.State.Pid}}", self.id]
-        pid = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
         own = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root"]
-        words = ["nsenter", f"--target={pid}", *own, "--", *as_user(self.pod, container), *command]
+        words = [
+            "nsenter",
+            f"--target={self._pid}",
+            *own,
+            "--",
+            *as_user(self.pod, container),
+            *command,
+        ]
         env = environment(self.pod, container, self._stored, image={"PATH": _PATH})
         return subprocess.run(
             words, check=True, capture_output=True, text=True, timeout=limit_s, env=env
         )
+
+    @property
+    def _pid(self) -> int:
+        """Of its container's first process, as this machine numbers it."""
+        asked = ["podman", "inspect", "--format={{.State.Pid}}", self.id]
+        return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
 
     def kill(self) -> None:
         words = ["podman", "kill", "--signal=KILL", self.id]

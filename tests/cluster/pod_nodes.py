@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,7 @@ class PodNode(Node):
 
     def start(self) -> None:
         """Its init containers, then Ray's. The others of the pod are left out."""
+        self._began = time.monotonic()
         self.publish(self._stored)
         for each in self.pod["spec"].get("initContainers", ()):
             self._run_to_its_end(each)
@@ -144,6 +146,11 @@ class PodNode(Node):
         return self.machine.start(
             *words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
+
+    @property
+    def age_s(self) -> float:
+        """Since its first container was started."""
+        return time.monotonic() - self._began
 
     def publish(self, stored: Stored) -> None:
         """Secrets and ConfigMaps have changed, and the kubelet has noticed."""
