@@ -11,8 +11,9 @@ ARG BASE=debian:12.15-slim
 # What runs: Python, and what KubeRay's probes and commands are made of. No shell of this image's
 # needs a password, so nothing in it may raise its rights.
 FROM ${BASE} AS system
-# Seconds since 1970 that every file's time is to be, and the day that useradd notes, so that two
-# builds are equal.
+# The time of every file, in seconds since 1970. useradd notes its day, and where it is set Debian's
+# Python compiles with hashes of sources instead of their times, which change: so two builds are
+# equal, and nothing is compiled again whenever a process starts.
 ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -35,10 +36,11 @@ ARG SOURCE_DATE_EPOCH
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip \
     && rm -rf /var/lib/apt/lists/*
-# What Python compiles is as old as nobody can tell (`unchecked-hash`): an image's sources never change.
+# What Python compiles names no time (`unchecked-hash`), since an image's sources never change; `-f`,
+# because what building Headrace imports was compiled before, with times.
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore \
-    COMPILE="python3 -m compileall -q -j0 --invalidation-mode unchecked-hash -s /image /image/usr/local"
+    COMPILE="python3 -m compileall -q -f -j0 --invalidation-mode unchecked-hash -s /image /image/usr/local"
 WORKDIR /src
 COPY requirements/build.lock requirements/compiler.lock requirements/
 RUN python3 -m pip install --no-deps --require-hashes \

@@ -35,6 +35,13 @@ workerGroups: [{name: cpu, minReplicas: 2, cpu: 1, memory: 3Gi, objectStore: 128
 GATEWAY, MODEL = "gateway/gateway", "model-slow/model"
 _LIMITS = "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max"
 _SETTLE_S = 3.0
+# Compiled files of Python that name the time of their source (PEP 552).
+_COUNTS = """
+import pathlib
+every = list(pathlib.Path("/usr").rglob("*.pyc"))
+assert len(every) > 5_000
+print(sum(each.open("rb").read(8)[4] & 1 == 0 for each in every))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,12 @@ def test_the_kernel_holds_each_container_to_what_its_pod_says(release: Release) 
         assert {int(said[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
         assert (said["NoNewPrivs"], said["Seccomp"]) == ("1", "2")
         assert " / overlay ro," in pod.run("cat", "/proc/self/mounts").stdout
+
+
+def test_no_process_compiles_what_the_image_has_compiled(release: Release) -> None:
+    """By hashes: an image's files have other times than when they were compiled."""
+    with_times = release.nodes.head.run("python", "-c", _COUNTS).stdout.split()
+    assert with_times == ["0"]
 
 
 @pytest.mark.parametrize(("group", "name"), [("cpu", MODEL), ("gateways", GATEWAY)])
