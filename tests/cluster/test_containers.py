@@ -38,7 +38,8 @@ _SETTLE_S = 3.0
 # Compiled files of Python that name the time of their source (PEP 552).
 _COUNTS = """
 import pathlib
-every = list(pathlib.Path("/usr").rglob("*.pyc"))
+folders = [pathlib.Path("/usr/lib/python3.11"), pathlib.Path("/usr/local/lib")]
+every = [each for folder in folders for each in folder.rglob("*.pyc")]
 assert len(every) > 5_000
 print(sum(each.open("rb").read(8)[4] & 1 == 0 for each in every))
 """
