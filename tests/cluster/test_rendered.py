@@ -34,7 +34,7 @@ from tests.kube.wiring import selects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
-BEFORE_MS, AFTER_MS = 5, 60
+BEFORE_MS, AFTER_MS = 20, 60  # `accept.max_cost_ratio` refuses five times as long
 CHANGED, ANCHOR = "model-quick/model", "model-quick/anchor"
 OF_THE_AUTOSCALER = "as-metrics"  # whose container needs a Kubernetes API
 VALUES = f"""
