@@ -11,10 +11,15 @@ ARG BASE=debian:12.15-slim
 # What runs: Python, and what KubeRay's probes and commands are made of. No shell of this image's
 # needs a password, so nothing in it may raise its rights.
 FROM ${BASE} AS system
+# The time of every file, in seconds since 1970. useradd notes its day, and where it is set Debian's
+# Python compiles with hashes of sources instead of their times, which change: so two builds are
+# equal, and nothing is compiled again whenever a process starts.
+ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         bash ca-certificates grep python-is-python3 python3 wget \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin headrace \
@@ -26,16 +31,16 @@ RUN apt-get update \
 # /image/usr/local, thus where Debian's Python looks for them without a word of the environment's:
 # KubeRay starts Ray by a login shell, which sets a PATH of its own.
 FROM system AS build
-# Seconds since 1970 that every file's time is to be, so that two builds are equal.
 ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip \
     && rm -rf /var/lib/apt/lists/*
-# What Python compiles is as old as nobody can tell (`unchecked-hash`): an image's sources never change.
+# What Python compiles names no time (`unchecked-hash`), since an image's sources never change; `-f`,
+# because what building Headrace imports was compiled before, with times.
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore \
-    COMPILE="python3 -m compileall -q -j0 --invalidation-mode unchecked-hash -s /image /image/usr/local"
+    COMPILE="python3 -m compileall -q -f -j0 --invalidation-mode unchecked-hash -s /image /image/usr/local"
 WORKDIR /src
 COPY requirements/build.lock requirements/compiler.lock requirements/
 RUN python3 -m pip install --no-deps --require-hashes \
@@ -84,7 +89,8 @@ FROM runtime AS cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
-    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 COPY --from=build-cuda /image/usr/local /usr/local
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \

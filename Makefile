@@ -164,7 +164,7 @@ images: sbom
 # The chart's pods as containers of it, in namespaces of this machine.
 IMAGE ?= localhost/headrace:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 test-image: kube
-	HEADRACE_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -rA -m cluster tests/cluster/test_rendered.py
+	HEADRACE_TEST_IMAGE=$(IMAGE) $(BIN)/python -m pytest -rA -m cluster tests/cluster/test_rendered.py tests/cluster/test_containers.py
 
 # What a refactoring must not change: simulated outcomes, the dispatcher's actions, HTTP answers,
 # metrics, settings, help pages. A change of behaviour writes them anew and says why.

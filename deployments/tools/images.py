@@ -3,8 +3,9 @@
 Needs root, and Debian's buildah, podman and mmdebstrap. The base is `--base`, by digest where a
 registry can be reached, or Debian by mmdebstrap from this machine's own apt sources. Every time in
 the image is the commit's, so that two builds of one commit from one state of the archives are
-equal: `--twice` builds two and compares them. Beside it, in `out/images`: its packages (CycloneDX
-1.6: Python's of the locks and Debian's of the image) and its provenance (in-toto, SLSA 1.0).
+equal: `--twice` builds two, bases included, and compares them. Beside it, in `out/images`: its
+packages (CycloneDX 1.6: Python's of the locks and Debian's of the image) and its provenance
+(in-toto, SLSA 1.0).
 Source: buildah-build(1), reproducible-builds.org (SOURCE_DATE_EPOCH), slsa.dev/provenance/v1.
 """
 
@@ -65,27 +66,37 @@ def debian(name: str, epoch: str) -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "base.tar"
+        (Path(folder) / "Dockerfile").write_text(f"FROM scratch\nADD {made.name} /\n")
         _said(
             "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *excluded, copyrights,
             "--include=ca-certificates", _RELEASE, str(made), *map(str, sources),
             env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
         )  # fmt: skip
-        _said("podman", "import", "--quiet", str(made), name)
+        _said("buildah", "build", "--quiet", *_dated(epoch), f"--tag={name}", folder)
 
 
 def build(target: str, name: str, base: str, epoch: str) -> Built:
-    """Builds the Dockerfile's target with the network, certificates and pip settings of this
-    machine, none of which stays in the image."""
+    """Builds the Dockerfile's target of the last commit with the network, certificates and pip
+    settings of this machine, none of which stays in the image."""
     others = [path for path in _pip_paths() if not path.is_relative_to(_CERTIFICATES)]
     paths = dict.fromkeys([_CERTIFICATES, *others])
     mounted = [f"--volume={path}:{path}:ro" for path in paths]
-    _said(
-        "buildah", "build", "--quiet", "--isolation=chroot", "--no-cache", "--layers=false",
-        "--format=oci", f"--timestamp={epoch}", f"--build-arg=BASE={base}",
-        f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *mounted, f"--target={target}", f"--tag={name}",
-        str(ROOT),
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        source.mkdir()
+        _said("git", "-C", str(ROOT), "archive", "--format=tar", f"--output={source}.tar", "HEAD")
+        _said("tar", "-x", "-p", "-f", f"{source}.tar", "-C", str(source))
+        _said(
+            "buildah", "build", "--quiet", "--isolation=chroot", *_dated(epoch),
+            f"--build-arg=BASE={base}", f"--build-arg=SOURCE_DATE_EPOCH={epoch}", *mounted,
+            f"--target={target}", f"--tag={name}", str(source),
+        )  # fmt: skip
     return inspected(name)
+
+
+def _dated(epoch: str) -> tuple[str, ...]:
+    """Options of a build whose every time is that one."""
+    return ("--no-cache", "--layers=false", "--format=oci", f"--timestamp={epoch}")
 
 
 def _pip_paths() -> Iterator[Path]:
@@ -135,8 +146,12 @@ def _files(name: str) -> dict[str, tuple[object, ...]]:
 
 def debian_packages(name: str) -> list[dict[str, str]]:
     """Of an image, as CycloneDX's components."""
-    asked = ["dpkg-query", "--show", "--showformat", "${Package} ${Version} ${Architecture}\\n"]
-    said = _said("podman", "run", "--rm", "--network=none", "--entrypoint=", name, *asked)
+    shown = ("--show", "--showformat", "${Package} ${Version} ${Architecture}\\n")
+    root = _said("podman", "image", "mount", name).strip()
+    try:
+        said = _said("dpkg-query", f"--admindir={root}/var/lib/dpkg", *shown)
+    finally:
+        _said("podman", "image", "unmount", name)
     rows = [line.split() for line in said.splitlines()]
     return [
         {
@@ -207,23 +222,31 @@ def main(words: Sequence[str] | None = None) -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         epoch = _said("git", "-C", str(ROOT), "log", "-1", "--format=%ct").strip()
-        base = asked.base or "localhost/debian:12.15"
-        if asked.base is None:
-            print(f"making {base} of {_RELEASE} …", flush=True)
-            debian(base, epoch)
-        print(f"building {name}: packages, the compiled core … (minutes)", flush=True)
-        built = build(asked.target, name, base, epoch)
+        if _said("git", "-C", str(ROOT), "status", "--porcelain"):
+            print("what is not committed is left out")
+        base = asked.base or f"localhost/debian:{_RELEASE}"
+        built = _made(asked.target, name, base, epoch, own_base=asked.base is None)
         print(f"{name} {built.digest}: {built.size / 1e6:,.0f} MB in {len(built.layers)} layers")
         described(built, asked.target, base, epoch)
-        return _same(built, asked.target, base, epoch) if asked.twice else 0
+        if not asked.twice:
+            return 0
+        again = _made(asked.target, f"{name}-again", base, epoch, own_base=asked.base is None)
+        return _compared(built, again)
     except CannotBuild as fault:
         print(f"error: {fault}", file=sys.stderr)
         return 1
 
 
-def _same(built: Built, target: str, base: str, epoch: str) -> int:
-    print("building it once more …", flush=True)
-    again = build(target, f"{built.name}-again", base, epoch)
+def _made(target: str, name: str, base: str, epoch: str, *, own_base: bool) -> Built:
+    """From nothing, where the base is not somebody else's."""
+    if own_base:
+        print(f"making {base} of {_RELEASE} …", flush=True)
+        debian(base, epoch)
+    print(f"building {name}: packages, the compiled core … (minutes)", flush=True)
+    return build(target, name, base, epoch)
+
+
+def _compared(built: Built, again: Built) -> int:
     if again.digest == built.digest:
         print("both builds are equal, manifest included")
         return 0

@@ -14,15 +14,15 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from tests.cluster.machines import CannotMakeMachines, Machine
 from tests.cluster.pod_mounts import UnknownVolume
-from tests.cluster.pod_nodes import PodNode, as_user, environment
+from tests.cluster.pod_nodes import INIT_S, PodNode, as_user, command_of, environment
 from tests.cluster.ray_nodes import PATIENCE
 from tests.kube.chart import Object
 from tests.kube.operator_pods import quantity
 
-_INIT_S = 120.0
 _PROCESSES = 32_768
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNLIMITED = "4Gi"
@@ -54,20 +54,17 @@ class ContainerNode(PodNode):
         """Of its container."""
         return f"headrace-{self.machine.address.ip.replace('.', '-')}-{self.name}"
 
-    def start(self) -> None:
-        """Its init containers, then Ray's. The others of the pod are left out."""
-        self.publish(self._stored)
-        for each in self.pod["spec"].get("initContainers", ()):
-            words = self._podman(each, [*each["command"], *each["args"]], f"{self.id}-init")
-            subprocess.run(words, check=True, timeout=_INIT_S * PATIENCE)
-        command = [*self.container["command"], *self.container["args"]]
-        with (self._files / "log").open("a") as log:
-            self.process = subprocess.Popen(
-                self._podman(self.container, command, self.id),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True, start_new_session=True,
-            )  # fmt: skip
+    def _run_to_its_end(self, container: Object) -> None:
+        words = self._podman(container, f"{self.id}-init")
+        subprocess.run(words, check=True, timeout=INIT_S * PATIENCE)
 
-    def _podman(self, container: Object, command: Sequence[str], name: str) -> list[str]:
+    def _started(self, container: Object, log: TextIO) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._podman(container, self.id),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def _podman(self, container: Object, name: str) -> list[str]:
         pid = self.machine.pid
         words = [
             "podman", "--runtime=runc", "--cgroup-manager=cgroupfs", "run", "--rm", "--pull=never",
@@ -84,7 +81,7 @@ class ContainerNode(PodNode):
         words += self._volumes_of(container)
         env = environment(self.pod, container, self._stored, image={})
         words += [f"--env={key}={value}" for key, value in env.items()]
-        entry, *rest = command
+        entry, *rest = command_of(container)
         return [*words, f"--entrypoint={entry}", container["image"], *rest]
 
     def _secured(self, container: Object) -> list[str]:
@@ -128,14 +125,25 @@ class ContainerNode(PodNode):
         self, container: Object, command: Sequence[str], limit_s: float
     ) -> subprocess.CompletedProcess[str]:
         """In its first container; `podman exec` alone takes a second on a busy machine."""
-        asked = ["podman", "inspect", "--format={{.State.Pid}}", self.id]
-        pid = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
         own = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root"]
-        words = ["nsenter", f"--target={pid}", *own, "--", *as_user(self.pod, container), *command]
+        words = [
+            "nsenter",
+            f"--target={self._pid}",
+            *own,
+            "--",
+            *as_user(self.pod, container),
+            *command,
+        ]
         env = environment(self.pod, container, self._stored, image={"PATH": _PATH})
         return subprocess.run(
             words, check=True, capture_output=True, text=True, timeout=limit_s, env=env
         )
+
+    @property
+    def _pid(self) -> int:
+        """Of its container's first process, as this machine numbers it."""
+        asked = ["podman", "inspect", "--format={{.State.Pid}}", self.id]
+        return int(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
 
     def kill(self) -> None:
         words = ["podman", "kill", "--signal=KILL", self.id]
@@ -143,5 +151,5 @@ class ContainerNode(PodNode):
         super().kill()
 
     @property
-    def log(self) -> str:
-        return (self._files / "log").read_text()
+    def _log_file(self) -> Path:
+        return self._files / "log"

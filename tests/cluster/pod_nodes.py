@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.cluster.machines import CHECKOUT, CannotMakeMachines, Lab, Machine
 from tests.cluster.pod_mounts import OWN, files_folder, publish, script
@@ -29,7 +30,8 @@ _IMAGE = {
 }
 _CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 _LOG = OWN / "container.log"
-_INIT_S, _ENDS_S = 120.0, 30.0
+INIT_S = 120.0
+_ENDS_S = 30.0
 _LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
 
 
@@ -81,6 +83,11 @@ def _from(pod: Object, source: Object, stored: Stored) -> str:
     return str(pod["metadata"][path.removeprefix("metadata.")])
 
 
+def command_of(container: Object) -> list[str]:
+    """Its program and all its arguments."""
+    return [*container["command"], *container["args"]]
+
+
 def as_user(pod: Object, container: Object) -> list[str]:
     """What runs a command with the container's security context."""
     security = pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
@@ -123,15 +130,27 @@ class PodNode(Node):
 
     def start(self) -> None:
         """Its init containers, then Ray's. The others of the pod are left out."""
+        self._began = time.monotonic()
         self.publish(self._stored)
         for each in self.pod["spec"].get("initContainers", ()):
-            self._run(each, [*each["command"], *each["args"]], _INIT_S * PATIENCE)
-        words = [*as_user(self.pod, self.container), *self.container["command"]]
-        with self._here(_LOG).open("a") as log:
-            self.process = self.machine.start(
-                *words, *self.container["args"], env=self.env,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+            self._run_to_its_end(each)
+        with self._log_file.open("a") as log:
+            self.process = self._started(self.container, log)
+
+    def _run_to_its_end(self, container: Object) -> None:
+        """Raises CalledProcessError."""
+        self._run(container, command_of(container), INIT_S * PATIENCE)
+
+    def _started(self, container: Object, log: TextIO) -> subprocess.Popen[str]:
+        words = [*as_user(self.pod, container), *command_of(container)]
+        return self.machine.start(
+            *words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+
+    @property
+    def age_s(self) -> float:
+        """Since its first container was started."""
+        return time.monotonic() - self._began
 
     def publish(self, stored: Stored) -> None:
         """Secrets and ConfigMaps have changed, and the kubelet has noticed."""
@@ -180,9 +199,13 @@ class PodNode(Node):
         return found
 
     @property
+    def _log_file(self) -> Path:
+        return self._here(_LOG)
+
+    @property
     def log(self) -> str:
         """What its container has said."""
-        return self._here(_LOG).read_text()
+        return self._log_file.read_text()
 
     @property
     def ports(self) -> dict[str, int]:

@@ -1,10 +1,10 @@
 """A RayService on machines of a `Lab`: what KubeRay's operator does of it, and nothing else.
 
-The head's pod first; once it is ready, `serveConfigV2` as JSON to the dashboard; workers join when
-they can. A worker whose container ends has a successor: beside Ray's autoscaler a pod's restart
-policy is Never, and the operator makes another pod. (A raylet gives its agents 15 s to start, which
-many at once on few processors can miss.) Later changes are PUT as they are, where they start no
-other cluster. Callers reach the workers that are ready, as through the Service of KubeRay's making.
+The head's pod first; once it is ready, `serveConfigV2` as JSON to the dashboard; then workers, one
+after the other, since they share this computer: a raylet gives its agents 15 s to start. A worker
+whose container ends has a successor: beside Ray's autoscaler a pod's restart policy is Never, and
+the operator makes another pod. Later changes are PUT as they are, where they start no other
+cluster. Callers reach the workers that are ready, as through the Service of KubeRay's making.
 Source: kuberay v1.7, `rayservice_controller.go` (reconcileServe, updateServeDeployment),
 `raycluster_controller.go` (shouldDeletePod), `utils/dashboardclient/dashboard_httpclient.go`.
 """
@@ -16,7 +16,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +52,7 @@ class RenderedNodes:
         self.stored = Stored({**stored.secrets, **own}, stored.config_maps)
         self.workers: list[PodNode] = []
         self.replaced: list[str] = []  # what their containers said
+        self.ready_s: dict[str, float] = {}  # by pod, from its start
 
     def start(self) -> float:
         """Seconds until every application runs and every worker is ready."""
@@ -63,11 +64,13 @@ class RenderedNodes:
             timeout=_ANSWER_S * PATIENCE,
         )
         until(lambda: self.head.passes("readinessProbe"), _HEAD_S, "the head is ready")
+        self.ready_s[self.head.name] = self.head.age_s
         self.put(self.service)
         for pod in worker_pods(self.service, self.cluster_name):
             self.workers.append(self._worker(pod))
+            self.until(self._last_lives, "the worker lives")
+        self.until_all_are_ready()
         self.until_it_runs()
-        until(self._all_ready, _RUNS_S, "every worker is ready")
         return time.monotonic() - began
 
     def _started(self, pod: Object, names: dict[str, str]) -> PodNode:
@@ -110,18 +113,26 @@ class RenderedNodes:
         """Seconds until every application of the list runs, and none besides."""
         config = yaml.safe_load(self.service["spec"]["serveConfigV2"])
         all_run = dict.fromkeys((each["name"] for each in config["applications"]), "RUNNING")
+        return self.until(lambda: self._statuses() == all_run, "every application runs")
+
+    def until_all_are_ready(self) -> float:
+        """Seconds until every worker is, those included that take another's place."""
+        return self.until(lambda: self.endpoints() == self.workers, "every worker is ready")
+
+    def until(self, condition: Callable[[], bool], what: str) -> float:
+        """Seconds until it held; the operator acts meanwhile."""
+
+        def holds() -> bool:
+            self.replace_ended()
+            return condition()
+
         try:
-            return until(lambda: self._run(all_run), _RUNS_S, "every application runs")
+            return until(holds, _RUNS_S, what)
         except AssertionError as late:
             raise AssertionError(f"{late}: {self._statuses()}") from late
 
-    def _run(self, wanted: dict[str, str]) -> bool:
-        self.replace_ended()
-        return self._statuses() == wanted
-
-    def _all_ready(self) -> bool:
-        self.replace_ended()
-        return self.endpoints() == self.workers
+    def _last_lives(self) -> bool:
+        return self.workers[-1].passes("livenessProbe")
 
     def _statuses(self) -> dict[str, str]:
         return {name: app["status"] for name, app in self.applications().items()}
@@ -147,10 +158,13 @@ class RenderedNodes:
 
     def endpoints(self) -> list[PodNode]:
         """Pods that the Service leads to now."""
-        return [
+        found = [
             each for each in self.workers
             if each.labels["ray.io/serve"] == "true" and each.passes("readinessProbe")
         ]  # fmt: skip
+        for each in found:
+            self.ready_s.setdefault(each.name, each.age_s)
+        return found
 
     def urls(self) -> list[str]:
         """Of the Service's pods."""

@@ -18,6 +18,7 @@ _PINNED = re.compile(r"debian:12\.\d+-slim|\S+@sha256:[0-9a-f]{64}")
 _CALLED = ("bash", "ca-certificates", "grep", "python-is-python3", "wget")
 _SECRET = re.compile("key|token|secret|passw", re.IGNORECASE)
 _COMPILED = "HEADRACE_COMPILE=1 "
+_REMOVED = ("apt-get clean", "rm -rf /var/lib/apt/lists/*")
 _NO_RIGHTS = "chmod ug-s '{}' +"
 
 Stages = Mapping[str, Stage]
@@ -28,7 +29,7 @@ def complaints(known: Stages) -> Iterator[str]:
         if stage.base not in known and not _PINNED.fullmatch(stage.base):
             yield f"{stage.name}: {stage.base} is neither a release of Debian 12 nor a digest"
     for target in IMAGES:
-        for rule in (_user, _programs, _rights, _haproxy, _packages, _labels, _secrets):
+        for rule in (_user, _programs, _rights, _files, _haproxy, _packages, _labels, _secrets):
             yield from (f"{target}: {said}" for said in rule(target, known))
 
 
@@ -59,6 +60,12 @@ def _rights(target: str, known: Stages) -> Iterator[str]:
     for each in _values(target, known, "RUN"):
         if "apt-get install" in each and not each.endswith(_NO_RIGHTS):
             yield "what is installed keeps setuid and setgid"
+
+
+def _files(target: str, known: Stages) -> Iterator[str]:
+    for each in _values(target, known, "RUN"):
+        if "apt-get install" in each and not all(word in each for word in _REMOVED):
+            yield "the files of Debian's packages stay in it"
 
 
 def _haproxy(target: str, known: Stages) -> Iterator[str]:

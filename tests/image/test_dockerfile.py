@@ -32,6 +32,7 @@ FAULTS = {
     "a step after the user": ("USER 10001:10001", "USER 10001:10001\nRUN true", "after USER"),
     "no wget": (" wget ", " ", "wget is not installed"),
     "setuid stays": ("chmod ug-s", "chmod ug+s", "keeps setuid"),
+    "package files stay": ("apt-get clean", "true", "the files of Debian's packages stay"),
     "packages elsewhere": ("/image/usr/local /usr/local", "/image /", "not copied"),
     "any file will do": ("--require-hashes", "", "not compared"),
     "pip resolves": ("--no-deps", "", "no lock names"),
