@@ -96,7 +96,7 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         return []
     # Imported late, for the reason in `_backend_complaints`.
     from deployments.settings_files import preprocessing_support
-    from runtimes import catalog
+    from runtimes import catalog, fingerprint
     from runtimes.errors import LoadError
 
     path = sources.resolve(model.source)
@@ -106,6 +106,9 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         for view in model.views().values() or (model,):
             if not _backend_complaints(view, here=False):
                 catalog.check_files(path, _asked(view, whole.image))
+        if model.task == "rerank" and fingerprint.beside(path, "tokenizer.json") is None:
+            wrong = f"{path} has no tokenizer.json, which task rerank needs; add the model's own"
+            return [(("source",), wrong)]
         return _label_complaints(model, path)
     except LoadError as error:
         return [(("source",), str(error))]
@@ -116,12 +119,18 @@ def _label_complaints(model: ModelSettings, path: pathlib.Path) -> list[tuple[Pa
     from runtimes import folder
 
     labels, file = model.classify.labels, path / "config.json"
-    if labels is None or not file.is_file():
+    if not file.is_file():
         return []
     config = folder.configuration(path)
     named, number = config.get("id2label"), config.get("num_labels")
     classes = len(named) if isinstance(named, dict) and named else number
-    if type(classes) is not int or classes == len(labels):
+    if type(classes) is not int:
+        return []
+    heads = str(config.get("architectures"))
+    if model.task == "rerank" and classes > 1 and "ForSequenceClassification" in heads:
+        wrong = f"is rerank, and {file} says {classes} classes, not one score for a pair"
+        return [(("task",), f"{wrong}; must be classify, or source a model that reranks")]
+    if labels is None or classes == len(labels):
         return []
     names = f" ({', '.join(map(str, named.values()))})" if isinstance(named, dict) else ""
     return [

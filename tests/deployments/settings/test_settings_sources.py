@@ -104,22 +104,39 @@ def test_an_option_of_another_runtime_is_an_unknown_setting(tmp_path: Path) -> N
     assert only.startswith("4: models.a.pooling: unknown setting")
 
 
-@pytest.mark.parametrize("task", ["classify", "rerank"])
 @pytest.mark.parametrize(
     ("config", "named"),
     [({"id2label": {"0": "x", "1": "y", "2": "z"}}, " (x, y, z)"), ({"num_labels": 3}, "")],
 )
 def test_labels_are_as_many_as_the_folders_classes(
-    tmp_path: Path, task: str, config: dict[str, object], named: str
+    tmp_path: Path, config: dict[str, object], named: str
 ) -> None:
     path = encoder(tmp_path, architectures=["RobertaForSequenceClassification"], **config)
-    text = f"{ENCODER}    task: {task}\n    classify:\n      labels: "
+    text = f"{ENCODER}    task: classify\n    classify:\n      labels: "
     only = mistakes(tmp_path, f"{text}[a, b]\n")
     assert only == [
         f"7: models.a.classify.labels: has 2 labels, and {path}/config.json says 3 classes{named}; "
         "must be 3 labels in the model's order, or left out"
     ]
     load(write(tmp_path, f"{text}[a, b, c]\n"))
+
+
+def test_what_cannot_rerank_is_seen_before_a_start(tmp_path: Path) -> None:
+    heads = ["RobertaForSequenceClassification"]
+    path = encoder(tmp_path, architectures=heads, id2label={"0": "x", "1": "y"})
+    text = f"{ENCODER}    task: rerank\n"
+    assert mistakes(tmp_path, text) == [
+        f"4: models.a.source: {path} has no tokenizer.json, which task rerank needs; add the "
+        "model's own"
+    ]
+    (path / "tokenizer.json").write_text("{}")
+    assert mistakes(tmp_path, text) == [
+        f"5: models.a.task: is rerank, and {path}/config.json says 2 classes, not one score for a "
+        "pair; must be classify, or source a model that reranks"
+    ]
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "x"}}))
+    load(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(
