@@ -134,8 +134,9 @@ def check(file: Path, elsewhere: bool, fingerprint: str | None, write: bool) -> 
 
     settings = load(file, here=not elsewhere)
     click.echo(summary(settings))
-    for line in function("deployments.tools.init", "scaling_lines")(settings):
-        click.echo(line)
+    for lines in ("scaling_lines", "text_lines") if not elsewhere else ("scaling_lines",):
+        for line in function("deployments.tools.init", lines)(settings):
+            click.echo(line)
 
 
 @main.command(epilog="Example: headrace build own.yaml > serve.yaml")

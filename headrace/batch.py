@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RowError(Exception):
-    """One row failed: put it in the row's place in an output, and the others are still answered.
+    """One row failed: put it in the row's place in an output; other requests are still answered.
 
     `invalid`: what the caller sent is wrong (HTTP 400); False: the model failed at it, and the
     caller may send it again (503)."""

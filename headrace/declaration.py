@@ -9,6 +9,7 @@ Source: Open Inference Protocol, "Tensor Data Types".
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,14 @@ _WRITTEN = re.compile(r"([A-Za-z]+[0-9]*)(?:\[([^\[\]]*)\])?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _MAX_AXES = 8
 METHODS = ("load", "predict")
-_OPTIONAL = ("warm", "health", "close", "example")
+TAKES = {  # method to what it is called with
+    "load": ("settings",),
+    "predict": ("batch",),
+    "warm": (),
+    "health": (),
+    "close": (),
+    "example": ("length",),
+}
 
 
 class DeclarationError(Exception):
@@ -119,13 +127,40 @@ def declared(cls: type[Any]) -> Declared:
                 f"{cls.__name__} lacks the method {method}; it must have load(self, settings) and "
                 "predict(self, batch)"
             )
-    for method in _OPTIONAL:
+    for method in TAKES:
         if not callable(getattr(cls, method, print)):
             raise DeclarationError(
                 f"{cls.__name__}.{method} is no method; rename it, or make it one"
             )
+    for method, names in TAKES.items():
+        if not _can_take(cls, method, len(names)):
+            raise DeclarationError(f"{cls.__name__}.{wrong_arguments(method)}")
     inputs, outputs = (_types(cls, which) for which in ("inputs", "outputs"))
     return Declared(inputs, outputs)
+
+
+def wrong_arguments(method: str) -> str:
+    """Of a method that cannot be called with what it is given."""
+    names = TAKES[method]
+    given = f"the {names[0]}" if names else "nothing"
+    return f"{method} is called with {given}; it must be {method}({', '.join(('self', *names))})"
+
+
+def _can_take(cls: type[Any], method: str, count: int) -> bool:
+    found = inspect.getattr_static(cls, method, None)
+    if isinstance(found, staticmethod | classmethod):
+        found = getattr(cls, method)
+    elif inspect.isfunction(found):
+        count += 1  # self
+    else:
+        return True  # missing, or callable in a way that only a call shows
+    try:
+        inspect.signature(found).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _types(cls: type[Any], which: str) -> dict[str, TensorType]:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.declaration import METHODS, DeclarationError, TensorType
+from headrace.declaration import METHODS, TAKES, DeclarationError, TensorType, wrong_arguments
 
+_MAX_LISTED = 20  # modules in a message
 _came_with_classes: set[str] = set()  # modules that lie in the folder of a class
 
 
@@ -81,7 +82,21 @@ def _note_own(folder: Path, new: set[str]) -> None:
 
 
 def _no_module(folder: Path | None, module: str) -> str:
-    return f"there is no module {module}{f' in {folder}' if folder else ''}"
+    if folder is None:
+        return f"there is no module {module}; install its package, or name the folder it lies in"
+    if not folder.is_dir():
+        return f"{folder} is no folder; name the folder that {module}.py lies in"
+    inside = folder.joinpath(*module.split(".")[:-1])
+    place = inside if inside.is_dir() else folder
+    before = module.rpartition(".")[0] + "." if place != folder else ""
+    known = sorted(
+        before + each.stem
+        for each in place.iterdir()
+        if (each.suffix == ".py" and each.stem != "__init__") or (each / "__init__.py").is_file()
+    )
+    more = ", …" if len(known) > _MAX_LISTED else ""
+    listed = ", ".join(known[:_MAX_LISTED]) + more if known else "no .py file"
+    return f"there is no module {module} in {folder}; it has {listed}"
 
 
 def folder_of(module: str) -> Path:
@@ -207,6 +222,11 @@ def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
         and isinstance(each.value, ast.Name)
     }
     functions = ast.FunctionDef | ast.AsyncFunctionDef
+    methods = {each.name: each for each in chosen.body if isinstance(each, functions)}
+    plain = not (chosen.keywords or chosen.decorator_list or name in changed)
+    for method in methods.values() if plain else ():
+        if not _can_take(method):
+            return f"{file}:{method.lineno}: {name}.{wrong_arguments(method.name)}"
     simple = functions | ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass
     if (
         chosen.bases
@@ -215,12 +235,7 @@ def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
         or not all(isinstance(each, simple) for each in chosen.body)
     ):
         return None  # what it has besides is seen when it is loaded
-    bound = {
-        node.name
-        for node in chosen.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    bound |= {target for target, _ in _assignments(chosen)}
+    bound = {*methods, *(target for target, _ in _assignments(chosen))}
     for needed in (*METHODS, "inputs", "outputs"):
         if needed not in bound and not chosen.decorator_list:
             how = "method" if needed in METHODS else "class attribute"
@@ -229,6 +244,17 @@ def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
                 "outputs, load(self, settings) and predict(self, batch)"
             )
     return None
+
+
+def _can_take(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a method can be called with what it is given. A decorator may change that."""
+    if method.name not in TAKES or method.decorator_list:
+        return True
+    arguments, count = method.args, 1 + len(TAKES[method.name])
+    places = len(arguments.posonlyargs) + len(arguments.args)
+    needed = places - len(arguments.defaults)
+    named = any(default is None for default in arguments.kw_defaults)  # without a default
+    return needed <= count and (places >= count or arguments.vararg is not None) and not named
 
 
 def _assignments(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:

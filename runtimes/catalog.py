@@ -29,7 +29,7 @@ from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
 from runtimes.maxsim import MaxSim
-from runtimes.source import Source, SourceKind, all_files, inspect_without_digest
+from runtimes.source import Source, SourceKind, all_files, check_weights, inspect_without_digest
 from runtimes.staging import digest_of
 from runtimes.types import PairPrompt, Runtime, RuntimeSettings, StreamRuntime, TokenVectors
 from runtimes.vllm import inspection
@@ -310,8 +310,13 @@ def check_files(path: Path, asked: FileRequirements) -> None:
         if asked.options.get("trust_files"):
             return
         if not (path / "config.json").is_file():
-            raise LoadError(f"{path} is no folder of a language model: it has no config.json")
+            raise LoadError(
+                f"{path} is no folder of a language model: it has no config.json; must be a folder "
+                "as save_pretrained writes it, or hf:ORG/NAME@COMMIT"
+            )
         inspection.check([str(path)])
+        for file in sorted(path.glob("*.safetensors")):
+            check_weights(file)
         return
     source = inspect_without_digest(path)
     if source.kind not in runs:
@@ -335,16 +340,23 @@ def check_files(path: Path, asked: FileRequirements) -> None:
 def _check_folder(source: Source, asked: FileRequirements) -> None:
     chosen = option_parser.parse(options_class(asked.runtime), asked.options)
     declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
+    judged = asked.task == RERANK and folder.judges(source.path)
+    if judged and asked.runtime != JUDGED_BY:
+        raise LoadError(
+            f"{source.path} is a language model ({folder.JUDGES}); with task rerank it runs "
+            f"with runtime {JUDGED_BY} alone"
+        )
     task = asked.task
-    if task == RERANK and folder.judges(source.path):
-        if asked.runtime != JUDGED_BY:
-            raise LoadError(
-                f"{source.path} is a language model ({folder.JUDGES}); with task rerank it runs "
-                f"with runtime {JUDGED_BY} alone"
-            )
-    elif task == RERANK:
+    if task == RERANK and not judged:
         task = "embed" if declared and declared.tokens else "classify"
-    folder.check(source.path, task, asked.image_sizes)
+    folder.check(source.path, task if task == "embed" else asked.task, asked.image_sizes)
+    pooled = [name for name in ("pooling", "normalize") if name in asked.options]
+    if pooled and (judged or task == "classify"):
+        raise LoadError(
+            f"option {pooled[0]} is for embeddings, and task {asked.task} reads the model's "
+            "scores; leave the option out"
+        )
+    _check_width(source.path)
     longest, taken = asked.max_length, source.longest
     if longest is not None and taken is not None and longest > taken:
         raise LoadError(
@@ -354,3 +366,20 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
     folder.check_pooling(source.path, task, declared)
     if bert.is_built(source.path, task, declared):
         bert.read_config(source.path)
+
+
+def _check_width(path: Path) -> None:
+    """Raises `LoadError` for a Pooling module of vectors that the encoder does not make."""
+    config = folder.configuration(path)
+    width = next(
+        (config[name] for name in ("hidden_size", "dim", "n_embd") if name in config), None
+    )
+    for file in folder.module_files(path):
+        said = folder.read(file) if file.suffix == ".json" else None
+        wanted = said.get("word_embedding_dimension") if isinstance(said, dict) else None
+        if None not in (wanted, width) and wanted != width:
+            raise LoadError(
+                f"{file}: word_embedding_dimension is {wanted}, and the encoder's vectors have "
+                f"{width} numbers (config.json); the two files must be of one model, so fetch the "
+                "folder again"
+            )

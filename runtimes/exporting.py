@@ -27,8 +27,9 @@ import psutil
 from runtimes import host, staging
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.folder import pooling_of
+from runtimes.graph.bert import is_built
 from runtimes.graph.options import GraphOptions
-from runtimes.source import Source
+from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import RuntimeSettings
 
 FILE = "model.onnx"
@@ -53,7 +54,7 @@ def exported(
 ) -> Path:
     """The ONNX file. `standard`: it has no operators of ONNX Runtime's own. Raises `LoadError`;
     `MissingBackend` where a package is not installed."""
-    parts = [source.digest, *key(source, settings, options), f"standard {standard}"]
+    parts = _parts(source, settings, options, standard)
 
     def build(folder: Path) -> None:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -68,6 +69,27 @@ def exported(
         _run(order, settings, memory)
 
     return staging.staged(settings.cache_dir, parts, build) / FILE
+
+
+def is_due(settings: RuntimeSettings, options: object) -> bool:
+    """Whether the model's next start on this node exports its folder. `options`: the backend's,
+    parsed. Raises `LoadError`."""
+    if not isinstance(options, GraphOptions) or settings.source is None:
+        return False
+    source = inspect(settings.source, settings.cache_dir)
+    if source.kind is not SourceKind.HUGGING_FACE:
+        return False
+    declared = pooling_of(source.path, options.pooling, options.normalize)
+    return not is_built(source.path, settings.task, declared) and not any(
+        staging.is_staged(settings.cache_dir, _parts(source, settings, options, standard))
+        for standard in (False, True)
+    )
+
+
+def _parts(
+    source: Source, settings: RuntimeSettings, options: GraphOptions, standard: bool
+) -> list[str]:
+    return [source.digest, *key(source, settings, options), f"standard {standard}"]
 
 
 def _order(

@@ -57,6 +57,8 @@ _ACTIVATIONS = {
 }
 JUDGES = "Qwen3ForCausalLM"  # whose next word says whether a document answers a query
 JUDGED = ("yes", "no")
+_SCORES = "ForSequenceClassification"
+_HEADS = {"classify": (_SCORES,), "rerank": (_SCORES, JUDGES)}  # how architectures must end
 NO_POOLING = (
     "declares no pooling (modules.json): set the option pooling (mean or cls), and normalize where "
     "the model was trained so"
@@ -133,7 +135,7 @@ def check(folder: Path, task: str, image_sizes: Collection[tuple[int, int]] | No
     if family in towers.FAMILIES:
         towers.check(folder / "config.json", config, task, image_sizes)
         if task == "classify":
-            _check_head(folder, config, towers.LABELLED, "task classify")
+            _check_head(folder, config, (towers.LABELLED,), "task classify")
         return
     if family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES | towers.FAMILIES))
@@ -142,10 +144,7 @@ def check(folder: Path, task: str, image_sizes: Collection[tuple[int, int]] | No
             f"{known}. Export the model to ONNX and name that file"
         )
     if image_sizes is not None:
-        raise LoadError(
-            f"{folder / 'config.json'} is of {family}, which reads no images; leave the setting "
-            "image out"
-        )
+        raise towers.no_images(folder / "config.json", family)
     places = config.get("position_embedding_type", "absolute")
     if places != "absolute":
         raise LoadError(
@@ -155,8 +154,8 @@ def check(folder: Path, task: str, image_sizes: Collection[tuple[int, int]] | No
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise LoadError(f"{folder / 'config.json'}: it is a decoder; encoders are supported")
     declared = declared_pooling(folder)
-    if task == "classify" and not (declared and declared.tokens):  # `check_pooling` refuses those
-        _check_head(folder, config, "ForSequenceClassification", "task classify")
+    if task in _HEADS and not (declared and declared.tokens):  # `check_pooling` refuses those
+        _check_head(folder, config, _HEADS[task], f"task {task}")
 
 
 def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
@@ -179,15 +178,15 @@ def check_pooling(folder: Path, task: str, pooling: Pooling | None) -> None:
         return
     if task != "embed":
         raise LoadError(f"{folder} makes sparse vectors; its task must be embed, not {task}")
-    _check_head(folder, config, "ForMaskedLM", "pooling splade")
+    _check_head(folder, config, ("ForMaskedLM",), "pooling splade")
 
 
-def _check_head(folder: Path, config: dict[str, Any], ending: str, what: str) -> None:
+def _check_head(folder: Path, config: dict[str, Any], ends: tuple[str, ...], what: str) -> None:
     heads = _heads(config)
-    if not any(name.endswith(ending) for name in heads):
+    if not any(name.endswith(ends) for name in heads):
         raise LoadError(
             f"{folder / 'config.json'}: architectures is {', '.join(heads) or 'missing'}; {what} "
-            f"needs one that ends with {ending}"
+            f"needs one that ends with {' or '.join(ends)}"
         )
 
 

@@ -28,6 +28,7 @@ from runtimes.staging import digest_of
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"
 MAX_FILES = 10_000  # in a folder of no known kind
+_MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, as its library has it
 _TORCH = "of a torch model torch.export.save writes an archive, torch.onnx.export a graph"
 _TREES = "of XGBoost and LightGBM models onnxmltools writes a graph"
 _KERAS = "of Keras and TensorFlow models tf2onnx writes a graph"
@@ -177,19 +178,19 @@ def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
         kinds = (".onnx", ".xml", ".pt2")
         models = sorted(file.name for file in path.iterdir() if file.suffix in kinds)
         if not models:
-            raise LoadError(f"{path} is no model folder: it has no config.json")
+            raise LoadError(
+                f"{path} is no model folder: it has no config.json; must be a folder as "
+                "save_pretrained writes it, or a file of type .onnx, .xml or .pt2"
+            )
         named = " or ".join(models)
         raise LoadError(f"{path} is a folder without config.json; name the file itself: {named}")
     weights = tuple(_shards(path))
-    for file in weights:  # whose header is JSON of the announced size
-        start = _start(file)
-        header = int.from_bytes(start[:8], "little")
-        if len(start) < 9 or start[8:9] != b"{" or header + 8 > file.stat().st_size:
-            raise RefusedArtifact(f"{file} is no safetensors file, whatever its name says")
     if not weights:
         pickled = sorted(file.name for file in path.iterdir() if file.suffix.lower() in PICKLES)
         if not pickled:
-            raise LoadError(f"{path} holds no *.safetensors")
+            raise LoadError(
+                f"{path} holds no *.safetensors; add model.safetensors, the network's weights"
+            )
         raise RefusedArtifact(
             f"{path} holds pickled weights only ({', '.join(pickled)}), which run code when "
             "opened; convert them to safetensors where you trust them (save_pretrained does)"
@@ -197,6 +198,8 @@ def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
     optional = ("modules.json", "tokenizer.json", "model.safetensors.index.json")
     others = [file for file in (path / name for name in optional) if file.is_file()]
     others += module_files(path)
+    for file in (*weights, *(each for each in others if each.suffix == ".safetensors")):
+        check_weights(file)
     return SourceKind.HUGGING_FACE, (path / "config.json", *weights, *others)
 
 
@@ -211,6 +214,31 @@ def _shards(path: Path) -> Iterator[Path]:
     except (ValueError, KeyError, AttributeError) as error:
         raise LoadError(f"{index} cannot be read: {error}") from error
     yield from (_beside(index, name) for name in sorted(set(places)))
+
+
+def check_weights(file: Path) -> None:
+    """Raises `LoadError` for a safetensors file that is not as long as its header says, and
+    `RefusedArtifact` for what is none. Reads the header only."""
+    size, again = file.stat().st_size, "fetch or copy the file again"
+    with file.open("rb") as stream:
+        start = stream.read(9)
+        header = int.from_bytes(start[:8], "little")
+        if start.startswith(b"version "):
+            raise RefusedArtifact(
+                f"{file} is a pointer of Git LFS; `git lfs pull` fetches the file"
+            )
+        if len(start) == 9 and (start[8:] != b"{" or header > _MAX_HEADER_BYTES):
+            raise RefusedArtifact(f"{file} is no safetensors file, whatever its name says")
+        if size < 8 + header or len(start) < 9:
+            raise LoadError(f"{file} is cut off in its header, after {size} bytes; {again}")
+        raw = start[8:] + stream.read(header - 1)
+    try:
+        tensors = [each for name, each in json.loads(raw).items() if name != "__metadata__"]
+        end = 8 + header + max((int(each["data_offsets"][1]) for each in tensors), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise LoadError(f"{file}: its header cannot be read; {again}") from None
+    if size != end:
+        raise LoadError(f"{file} has {size} bytes, and its header says {end}; {again}")
 
 
 def _start(path: Path) -> bytes:

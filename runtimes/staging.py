@@ -35,8 +35,7 @@ def staged(cache_dir: Path, parts: Sequence[str], build: Callable[[Path], None])
     Blocks while another process builds the same. What `build` raises comes through, and nothing
     stays behind. Files that appear in the folder later are no part of the entry's check.
     """
-    key = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:32]
-    entry = cache_dir / "staged" / key
+    entry = _entry(cache_dir, parts)
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         _lock_of(entry).touch()  # from here on it counts as used
@@ -57,6 +56,16 @@ def staged(cache_dir: Path, parts: Sequence[str], build: Callable[[Path], None])
             raise
         _remove_unused(entry)
     return entry
+
+
+def is_staged(cache_dir: Path, parts: Sequence[str]) -> bool:
+    """Whether `staged` would find what it made before."""
+    return _whole(_entry(cache_dir, parts))
+
+
+def _entry(cache_dir: Path, parts: Sequence[str]) -> Path:
+    key = hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:32]
+    return cache_dir / "staged" / key
 
 
 @contextlib.contextmanager

@@ -84,6 +84,11 @@ def positions(config: Mapping[str, Any]) -> int | None:
     return _whole(own, "max_position_embeddings", _POSITIONS[family])
 
 
+def no_images(file: Path, family: str) -> LoadError:
+    """For a model whose settings say `image`. `file`: the configuration."""
+    return LoadError(f"{file} is of {family}, which reads no images; leave the setting image out")
+
+
 def check(
     file: Path, config: Mapping[str, Any], task: str, sizes: Collection[tuple[int, int]] | None
 ) -> None:
@@ -98,9 +103,7 @@ def check(
             "as image: {} for what preprocessor_config.json says"
         )
     if sizes is not None and tower.reads != "images":
-        raise LoadError(
-            f"{file} is of {family}, which reads no images; leave the setting image out"
-        )
+        raise no_images(file, family)
     if task not in _TASKS[tower.reads]:
         raise LoadError(
             f"{file} is of {family}; its encoder of {tower.reads} has the tasks "

@@ -50,6 +50,7 @@ class DocumentErrors(ValueError):
         return (type(self), (self.mistakes,))
 
 
+UNKNOWN = "unknown setting"  # how the sentence about a key that there is not begins
 Where = Callable[[DocumentPath, str], Mistake]
 
 
@@ -76,7 +77,7 @@ def _sentence(error: Any, root: type[Section], brief: bool) -> tuple[DocumentPat
     if error["type"] == "value_error":
         return path, str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
-        return path, _unknown(path, root, "unknown" if brief else "unknown setting")
+        return path, _unknown(path, root, "unknown" if brief else UNKNOWN)
     if brief:
         return path, _in_brief(error)
     place = place_at(root, path)

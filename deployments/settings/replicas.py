@@ -139,8 +139,8 @@ class ReplicaSettings(Section):
         default=20,
         ge=0,
         le=1_000_000,
-        description="At a replica that has answered batches before, a batch also counts as hung "
-        "once it has run longer than 10 s plus this many times its predicted time; likewise an "
+        description="At a replica that has answered 20 batches, a batch also counts as hung once "
+        "it has run longer than 10 s plus this many times its predicted time; likewise an "
         "engine's step, predicted by its recent steps and by prompts that are yet to be read. 0: "
         "only `hang_limit_s` counts.",
     )

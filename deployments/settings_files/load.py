@@ -9,6 +9,7 @@ import copy
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from deployments.settings.tree import (
     unknown_priorities,
 )
 from deployments.settings_files import sources
-from deployments.settings_files.model_checks import model_mistakes
+from deployments.settings_files.model_checks import misplaced_option, model_mistakes
 from deployments.settings_files.policy_files import inline_policy_files
 from yaml_document.document import Document, read_document, read_file
-from yaml_document.mistakes import Mistake, explain
+from yaml_document.mistakes import UNKNOWN, Mistake, explain
 
 TLS_FILES = ("certificate", "key", "authority", "client_ca")
 
@@ -55,12 +56,17 @@ def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Setti
     try:
         settings = Settings.model_validate(document.data)
     except ValidationError as error:
-        mistakes += explain(error, Settings, document.mistake)
+        mistakes += explain(error, Settings, partial(_mistake, document))
         mistakes += _mistakes_between_sections(document)
     mistakes += model_mistakes(document, here=here)
     if mistakes or settings is None:
         raise SettingsErrors(mistakes)
     return settings if absolute else Settings.model_validate(written)
+
+
+def _mistake(document: Document, at: tuple[str | int, ...], message: str) -> Mistake:
+    unknown = message.startswith(UNKNOWN)
+    return document.mistake(at, (misplaced_option(document, at) if unknown else None) or message)
 
 
 def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> TenantsSettings:

@@ -6,6 +6,8 @@ reported together with all others.
 
 from __future__ import annotations
 
+import pathlib
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -46,6 +48,25 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
     return mistakes
 
 
+def misplaced_option(document: Document, at: Path) -> str | None:
+    """Of a key that a model does not have: where it belongs, if it is an option of the model's
+    runtime. `at`: its path."""
+    if len(at) != 3 or at[0] != "models":
+        return None
+    from runtimes import catalog
+    from runtimes.errors import LoadError
+
+    raw, key = document.data["models"][at[1]], str(at[2])
+    runtime = str(raw.get("runtime"))
+    try:
+        known = fields(catalog.options_class(runtime, str(raw.get("task"))))
+    except LoadError:
+        return None
+    if key not in {field.name for field in known}:
+        return None
+    return f"is an option of runtime {runtime}; must be in options: {{{key}: …}}"
+
+
 def _zero_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
     """A model that may have no replica at all (in any group) needs the autoscaler, because nothing
     else starts a replica. One group may have none while another has some."""
@@ -75,7 +96,7 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         return []
     # Imported late, for the reason in `_backend_complaints`.
     from deployments.settings_files import preprocessing_support
-    from runtimes import catalog
+    from runtimes import catalog, fingerprint
     from runtimes.errors import LoadError
 
     path = sources.resolve(model.source)
@@ -85,9 +106,40 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         for view in model.views().values() or (model,):
             if not _backend_complaints(view, here=False):
                 catalog.check_files(path, _asked(view, whole.image))
+        if model.task == "rerank" and fingerprint.beside(path, "tokenizer.json") is None:
+            wrong = f"{path} has no tokenizer.json, which task rerank needs; add the model's own"
+            return [(("source",), wrong)]
+        return _label_complaints(model, path)
     except LoadError as error:
         return [(("source",), str(error))]
-    return []
+
+
+def _label_complaints(model: ModelSettings, path: pathlib.Path) -> list[tuple[Path, str]]:
+    """Of a classifier's folder: labels as many as its `config.json` says that it has classes."""
+    from runtimes import folder
+
+    labels, file = model.classify.labels, path / "config.json"
+    if not file.is_file():
+        return []
+    config = folder.configuration(path)
+    named, number = config.get("id2label"), config.get("num_labels")
+    classes = len(named) if isinstance(named, dict) and named else number
+    if type(classes) is not int:
+        return []
+    heads = str(config.get("architectures"))
+    if model.task == "rerank" and classes > 1 and "ForSequenceClassification" in heads:
+        wrong = f"is rerank, and {file} says {classes} classes, not one score for a pair"
+        return [(("task",), f"{wrong}; must be classify, or source a model that reranks")]
+    if labels is None or classes == len(labels):
+        return []
+    names = f" ({', '.join(map(str, named.values()))})" if isinstance(named, dict) else ""
+    return [
+        (
+            ("classify", "labels"),
+            f"has {len(labels)} labels, and {file} says {classes} classes{names}; must be "
+            f"{classes} labels in the model's order, or left out",
+        )
+    ]
 
 
 def _class_complaints(model: ModelSettings) -> list[tuple[Path, str]]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from deployments.settings.image import ImageSettings, TransformersImageSettings
 from deployments.settings.model import ModelSettings
-from runtimes import fingerprint, image_processor
+from runtimes import fingerprint, folder, image_processor, towers
 from runtimes.errors import LoadError
 
 
@@ -26,10 +26,14 @@ def with_image(model: ModelSettings, source: Path | None) -> ModelSettings:
     image = model.image
     if image is None or source is None:
         return model
-    if image.size is not None and not (source / "config.json").is_file():
+    configured = (source / "config.json").is_file()
+    if image.size is not None and not configured:
         return model
     found = image_processor.stored(source)
     if found is None and image.size is None:
+        family = folder.configuration(source).get("model_type") if configured else None
+        if family in folder.FAMILIES:
+            raise towers.no_images(source / "config.json", family)
         raise LoadError(
             f"{source} has no preprocessor_config.json, which would say how images are prepared; "
             "add it, or set image.size and the other fields of image as in the model's training"

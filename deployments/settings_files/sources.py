@@ -30,6 +30,7 @@ from headrace.loading import module_file
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
 MADE = "made:"
+_MAX_LISTED = 10  # names in a message
 PREFIXES = (PREFIX, MADE, IMPORTED)
 
 
@@ -112,11 +113,25 @@ def resolve(source: str) -> Path:
 
 
 def _of_the_hub(source: str, path: Path) -> str:
-    """What to write, where a model's name on the hub was given as a path."""
+    """What to write, where a model's name on the hub was given as a path; else what there is."""
     if ":" in source or path.parent.exists():
-        return ""
+        return _there(path)
     place = f"{remote_source.HUB}{path.parent.name}/{path.name}@COMMIT"
     return f"; of Hugging Face's hub it would be {place}"
+
+
+def _there(path: Path) -> str:
+    """What the last folder of the path that there is holds."""
+    missing = path
+    while not missing.parent.is_dir() and missing != missing.parent:
+        missing = missing.parent
+    try:
+        names = sorted(each.name for each in missing.parent.iterdir() if each.name[:1] != ".")
+    except OSError:
+        return ""
+    return f"; {missing.parent} holds {', '.join(names[:_MAX_LISTED]) or 'nothing'}" + (
+        ", …" if len(names) > _MAX_LISTED else ""
+    )
 
 
 def _imported(source: str) -> Path:

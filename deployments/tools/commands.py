@@ -120,7 +120,9 @@ def verify(file: Path, model: str, **options: Any) -> None:
 def try_model(file: Path, model: str, rows: tuple[str, ...]) -> None:
     """Load MODEL in this process and run each ROW through it, without a server.
 
-    A ROW is the JSON of one instance, as `:predict` takes it. Without any, a made-up row runs.
+    A ROW is the JSON of one instance, as `:predict` takes it. Without any, a made-up row runs. It
+    is what the network itself takes: for a model of texts tokens, such as {"input_ids": [101,
+    102]}, for one of images pixels. A server takes texts and images (docs/serve-your-model.md).
     """
     call("deployments.tools.trying", "try_model", file, model, rows)
 

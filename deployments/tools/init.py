@@ -18,9 +18,12 @@ from autoscaling.sentences import explain
 from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
+from deployments.settings.remote_source import is_url
 from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.tenant import TenantSettings
 from deployments.settings.tree import Settings
+from deployments.settings_files.sources import resolve
+from runtimes import fingerprint
 from yaml_document.section import Section
 from yaml_document.shape import fields_below
 
@@ -99,3 +102,18 @@ def scaling_lines(settings: Settings) -> Iterator[str]:
         if decided or model.scaling != ModelScalingSettings():
             yield f"{name}:"
             yield from (f"  {sentence}" for sentence in explain(terms[name]))
+
+
+def text_lines(settings: Settings) -> Iterator[str]:
+    """Which models would take texts if their files on this machine had a tokeniser."""
+    for name, model in settings.models.items():
+        source = model.source
+        if source is None or is_url(source) or model.runtime in ("python", "synthetic"):
+            continue
+        if model.task not in ("embed", "classify") or model.image is not None:
+            continue
+        if fingerprint.beside(resolve(source), "tokenizer.json") is None:
+            yield (
+                f"{name}: has no tokenizer.json beside its weights, so it takes token ids and no "
+                "texts; add the model's own for texts"
+            )

@@ -19,13 +19,14 @@ from deployments.replica import backend_env, describe
 from deployments.replica.artifacts.local_model import PHASE, local_model, local_options
 from deployments.replica.startup import settings_here
 from deployments.settings.model import ModelSettings
-from deployments.settings.remote_source import SourceError, is_url
+from deployments.settings.remote_source import SourceError
 from deployments.settings_files.load import load
 from deployments.settings_files.made import CannotMake, cache_dir
 from deployments.settings_files.sources import resolve, sources_folder
 from deployments.tools.console.progress_bar import Note, shown_progress
-from runtimes import catalog
+from runtimes import catalog, exporting, options
 from runtimes.errors import RuntimeFault
+from runtimes.types import RuntimeSettings
 
 _FAULTS = (RuntimeFault, SourceError, CannotMake, OSError)
 
@@ -57,7 +58,7 @@ def _staged(name: str, model: ModelSettings, convert: bool) -> str:
     with shown_progress(name) as shown:
         for view in views.values():
             here = settings_here(shaping(view), 1)
-            done[_fetched(here, shown)] = None
+            done[_fetched(name, here, shown, convert)] = None
             if convert and view.replicas.num_gpus:
                 done["not converted, since that needs a GPU: its first replica does it"] = None
             elif convert:
@@ -65,7 +66,7 @@ def _staged(name: str, model: ModelSettings, convert: bool) -> str:
     return ", ".join(done)
 
 
-def _fetched(model: ModelSettings, shown: Note) -> str:
+def _fetched(name: str, model: ModelSettings, shown: Note, convert: bool) -> str:
     worked = False
 
     def note(phase: str, share: float) -> None:
@@ -73,13 +74,26 @@ def _fetched(model: ModelSettings, shown: Note) -> str:
         worked |= phase == PHASE
         shown(phase, share)
 
-    local_model(model, cache_dir(), note)
+    local = local_model(model, cache_dir(), note)
     local_options(model.options, cache_dir(), note)
-    if model.source is None:
+    if local.source is None:
         return "has no files"
-    if not is_url(model.source):
-        resolve(model.source)
-    return "fetched" if worked else "already there"
+    said = "fetched" if worked else "already there"
+    path = resolve(local.source)
+    if path.is_dir():
+        catalog.files(model.runtime, path, model.task)  # raises for weights that are cut off
+        if not convert and model.task != catalog.GENERATE:
+            settings = describe.runtime_settings(name, local, cache_dir(), shown)
+            if awaits_export(settings):
+                said += ", not exported to ONNX yet: --convert does it, else the first start"
+    return said
+
+
+def awaits_export(settings: RuntimeSettings) -> bool:
+    """Whether the model's next start on this node exports its folder to ONNX. Raises
+    `LoadError`."""
+    chosen = options.parse(catalog.options_class(settings.runtime), settings.options)
+    return exporting.is_due(settings, chosen)
 
 
 def _converted(name: str, model: ModelSettings, shown: Note) -> str:

@@ -25,13 +25,16 @@ from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.device import BatchResult, run_bisected
 from deployments.settings.model import ModelSettings
 from deployments.settings_files.made import cache_dir
-from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.console.progress_bar import Note, shown_progress
+from deployments.tools.stage import awaits_export
 from deployments.tools.verify.command import chosen
 from runtimes import catalog, warmup
 from runtimes.types import Batch, Ragged, Runtime, RuntimeSettings
 
 _RELATIVE = 1e-4  # by which a row alone may differ from itself in a batch
 _INVALID = 2
+_FORM = "one instance as `:predict` takes it, such as '{\"flower\": [5.1, 3.5, 1, 0]}'"
+_SERVED = {"embed": "/v1/embeddings", "classify": "/v1/classify", "rerank": "/v1/rerank"}
 
 
 def try_model(file: Path, name: str, written: Sequence[str]) -> int:
@@ -41,21 +44,82 @@ def try_model(file: Path, name: str, written: Sequence[str]) -> int:
     if model.task == catalog.GENERATE:
         click.echo(f"{name} generates; `headrace try` runs models that take batches", err=True)
         return _INVALID
+    wrong = next(filter(None, map(_not_json, written)), None)
+    if wrong:
+        click.echo(f"error: {wrong}", err=True)
+        return _INVALID
     begin = time.perf_counter()
     runtime: Runtime | None = None
     try:
-        with shown_progress(name) as note:
+        with shown_progress(name) as shown:
+            note = _Phases(name, shown)
+            if model.dependencies:
+                note.say(f"installing {', '.join(model.dependencies)}, unless they are there")
             model = local_model(model, cache_dir(), note)
             settings = describe.runtime_settings(name, model, cache_dir(), note)
+            if wrong := unprepared(model, settings.source, written):
+                click.echo(f"error: {wrong}", err=True)
+                return _INVALID
             backend_env.set_engine_variables(settings)
             runtime = catalog.create(settings)
+            note.say("loading")
+            if awaits_export(settings):
+                note.say("exporting its folder to ONNX, once on this machine; it can take minutes")
             runtime.load()
+            note.say("warming up")
             runtime.warm()
         click.echo(f"{name} is loaded and warm after {time.perf_counter() - begin:.1f} s")
         return _tried(name, model, settings, runtime, written)
     finally:
         if runtime is not None:
             runtime.close()
+
+
+class _Phases:
+    """Prints a line on standard error for each phase, and moves the bar of a terminal."""
+
+    def __init__(self, name: str, shown: Note) -> None:
+        self._name, self._shown = name, shown
+
+    def say(self, phase: str) -> None:
+        click.echo(f"{self._name}: {phase}", err=True)
+
+    def __call__(self, phase: str, share: float) -> None:
+        self._shown(phase, share)
+
+
+def _not_json(row: str) -> str | None:
+    try:
+        orjson.loads(row)
+    except orjson.JSONDecodeError as error:
+        return f"the ROW {row!r} is no JSON ({error}); must be {_FORM}"
+    return None
+
+
+def unprepared(model: ModelSettings, source: Path | None, written: Sequence[str]) -> str | None:
+    """What is wrong with rows of texts or images for a network that takes tokens or pixels, which
+    a gateway makes of them."""
+    if not any(_has_text(orjson.loads(row)) for row in written):
+        return None
+    where = _SERVED.get(model.task, "/v1/models/NAME:predict")
+    if model.image is not None:
+        where = where.replace("/v1/classify", "/v1/models/NAME:classify")
+        return (
+            "`headrace try` runs the network alone, which takes pixels: a ROW must be arrays of "
+            f"numbers. A server takes images, at POST {where}"
+        )
+    if source is None or not (source / "config.json").is_file():
+        return None
+    return (
+        "`headrace try` runs the network alone, which takes tokens: a ROW must be such as "
+        f"'{{\"input_ids\": [101, 7592, 102]}}'. A server takes texts, at POST {where}"
+    )
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_has_text, value)))
 
 
 def _tried(
@@ -75,11 +139,12 @@ def _tried(
             call = predict.decode(f'{{"instances": [{",".join(written)}]}}'.encode())
             batch = _batch(predict.rows_of(call, described))
         except HeadraceError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {error} A ROW must be {_FORM}", err=True)
             return _INVALID
     else:
         shape = min(warmup.shapes(settings, runtime.limits()), key=lambda each: each[0] * each[1])
         batch = warmup.batch(runtime.limits(), *shape)
+    click.echo(f"{name}: running {batch.rows} {'row' if batch.rows == 1 else 'rows'}", err=True)
     begin = time.perf_counter()
     done = run_bisected(runtime, batch, allow_non_finite=model.allow_non_finite)
     click.echo(f"{batch.rows} rows in {(time.perf_counter() - begin) * 1e3:.1f} ms")

@@ -8,8 +8,10 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
 
 import routers.core
 from deployments import cli
@@ -75,6 +77,26 @@ def test_check_says_what_a_policy_will_do(tmp_path: Path) -> None:
     assert (name, sentences[0]) == ("a:", "  The model has 0 to 4 replicas.")
     assert any("without a request the last replica goes" in each for each in sentences)
     assert "b:" not in sentences
+
+
+def test_check_says_which_models_take_no_texts(tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    config = {"model_type": "roberta", "hidden_size": 8, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"a": np.ones(2, np.float32)}, folder / "model.safetensors")
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "models:\n"
+        "  a: {runtime: torch, source: encoder, task: embed, options: {pooling: mean}}\n"
+        "  b: {runtime: torch, source: encoder}\n"
+    )
+    assert run("check", str(path)).stdout.splitlines()[1:] == [
+        "a: has no tokenizer.json beside its weights, so it takes token ids and no texts; add the "
+        "model's own for texts"
+    ]
+    (folder / "tokenizer.json").write_text("{}")
+    assert run("check", str(path)).stdout.splitlines()[1:] == []
 
 
 def test_check_explains_every_mistake_and_exits_2(bad: Path) -> None:

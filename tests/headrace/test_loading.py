@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from headrace.declaration import DeclarationError
+from headrace.declaration import DeclarationError, declared
 from headrace.loading import Caller, complaint, load_class
 
 GOOD = """
@@ -67,8 +67,56 @@ def test_import_that_fails_says_where(folder, code, said):
 
 
 def test_module_that_is_not_there_is_named_with_its_folder(folder):
-    with pytest.raises(DeclarationError, match=f"no module own in {folder}"):
+    with pytest.raises(DeclarationError, match=f"no module own in {folder}; it has no .py file"):
         load_class(folder, "own", "Own")
+
+
+def test_modules_that_there_are_are_listed(folder):
+    (folder / "pkg").mkdir()
+    for name in ("pkg/__init__.py", "pkg/aa.py", "top.py", "notes.txt"):
+        (folder / name).touch()
+    assert complaint(folder, "bb", "Own", False) == (
+        f"there is no module bb in {folder}; it has pkg, top"
+    )
+    assert complaint(folder, "pkg.bb", "Own", False) == (
+        f"there is no module pkg.bb in {folder}; it has pkg.aa"
+    )
+    assert "is no folder; name the folder that bb.py lies in" in (
+        complaint(folder / "top.py", "bb", "Own", False) or ""
+    )
+
+
+TAKEN = [
+    ("def load(self)", "load is called with the settings; it must be load(self, settings)"),
+    ("def load(self, settings, more)", "must be load(self, settings)"),
+    ("def load(self, settings, *, more)", "must be load(self, settings)"),
+    ("def predict(self)", "predict is called with the batch; it must be predict(self, batch)"),
+    ("async def predict()", "must be predict(self, batch)"),
+    ("def warm(self, batch)", "warm is called with nothing; it must be warm(self)"),
+    ("def example(self)", "example is called with the length; it must be example(self, length)"),
+    ("def load(self, *settings)", None),
+    ("def load(mine, given, more=3, *, kind=4, **named)", None),
+    ("@staticmethod\n    def predict(batch)", None),
+    ("@classmethod\n    def load(cls, settings)", None),
+    ("def own(self, a, b, c)", None),
+]
+
+
+@pytest.mark.parametrize(("method", "said"), TAKEN)
+def test_method_that_cannot_take_what_it_is_given_is_named(folder, method, said):
+    """In the file before a start, and of the loaded class, whose base may have the method."""
+    code = GOOD + f"    {method}: ...\n"
+    found = complaint(written(folder, code), "own", "Own", False)
+    own = load_class(folder, "own", "Own")
+    if said is None:
+        assert found is None
+        declared(own)
+        return
+    assert said in (found or "")
+    assert "own.py:" in (found or "")
+    with pytest.raises(DeclarationError) as refused:
+        declared(type("Below", (own,), {}))
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +173,7 @@ def test_packages_of_a_model_are_not_looked_for_here(folder):
 
 def test_module_by_its_name_is_found_without_importing_its_package():
     assert complaint(None, "no_such_package.own", "Own", False) == (
-        "there is no module no_such_package.own"
+        "there is no module no_such_package.own; install its package, or name the folder it lies in"
     )
     assert complaint(None, "no_such_package.own", "Own", True) is None
     assert complaint(None, "headrace.batch", "Answer", False) is not None  # no class to serve

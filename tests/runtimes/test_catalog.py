@@ -143,6 +143,11 @@ def test_a_folder_of_another_family_is_named(tmp_path, runtime, kind):
         ({"is_decoder": True}, "tensors", "decoder"),
         ({"position_embedding_type": "relative_key"}, "tensors", "absolute"),
         ({"architectures": ["BertModel"]}, "classify", "BertModel; task classify needs one"),
+        (
+            {"architectures": ["BertModel"]},
+            "rerank",
+            "BertModel; task rerank needs one that ends with ForSequenceClassification or Qwen3",
+        ),
     ],
 )
 def test_what_a_folder_cannot_do_is_named(tmp_path, config, task, said):
@@ -180,6 +185,43 @@ def test_an_embedding_without_a_pooling_is_refused(tmp_path, runtime, options, s
         return
     with pytest.raises(LoadError, match=said):
         check_files(path, asked(runtime, task="embed", options=options))
+
+
+@pytest.mark.parametrize("task", ["classify", "rerank"])
+@pytest.mark.parametrize("options", [{"pooling": "mean"}, {"normalize": True}])
+def test_a_pooling_is_refused_where_scores_are_read(tmp_path, task, options):
+    path = folder(tmp_path / "m", architectures=["BertForSequenceClassification"])
+    check_files(path, asked("torch", task=task))
+    said = f"option {next(iter(options))} is for embeddings, and task {task} reads .* leave the"
+    with pytest.raises(LoadError, match=said):
+        check_files(path, asked("torch", task=task, options=options))
+
+
+@pytest.mark.parametrize(("width", "fits"), [(BERT["hidden_size"], True), (384, False)])
+def test_a_pooling_of_another_models_vectors_is_refused(tmp_path, width, fits):
+    path = folder(tmp_path / "m")
+    (path / "1_Pooling").mkdir()
+    modules = [{"type": "m.Transformer", "path": ""}, {"type": "m.Pooling", "path": "1_Pooling"}]
+    (path / "modules.json").write_text(json.dumps(modules))
+    said = {"pooling_mode": "mean", "word_embedding_dimension": width}
+    (path / "1_Pooling/config.json").write_text(json.dumps(said))
+    if fits:
+        check_files(path, asked(task="embed"))
+        return
+    with pytest.raises(LoadError, match=rf"is 384, and the encoder's .* {BERT['hidden_size']} num"):
+        check_files(path, asked(task="embed"))
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+def test_weights_that_are_cut_off_are_refused(tmp_path, task):
+    path = folder(tmp_path / "m")
+    runtime = "vllm" if task == "generate" else "torch"
+    given = asked(runtime, task=task, options={} if task == "generate" else {"pooling": "mean"})
+    check_files(path, given)
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(LoadError, match="fetch or copy the file again"):
+        check_files(path, given)
 
 
 @pytest.mark.parametrize(

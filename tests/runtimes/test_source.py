@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import StringStringEntryProto, TensorProto, helper, load_model, numpy_helper, save_model
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from runtimes.errors import LoadError, RefusedArtifact
 from runtimes.onnx import model as onnx_model
@@ -263,6 +263,38 @@ def test_pickle_in_disguise_is_refused(tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "hf", weights=False)
     (folder / "model.safetensors").write_bytes(b"\x80\x04\x95 a long enough pickle")
     with pytest.raises(RefusedArtifact, match="whatever its name says"):
+        inspect(folder)
+
+
+WHOLE = save({"a": np.ones((2, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (WHOLE[:-1], rf"has {len(WHOLE) - 1} bytes, and its header says {len(WHOLE)}; fetch or"),
+        (WHOLE + b"x", rf"has {len(WHOLE) + 1} bytes, and its header says {len(WHOLE)}; fetch or"),
+        (WHOLE[:20], "cut off in its header, after 20 bytes; fetch or copy the file again"),
+        (WHOLE[:5], "cut off in its header, after 5 bytes; fetch or copy the file again"),
+        (b"", "cut off in its header, after 0 bytes"),
+        (WHOLE[:9] + b"}" + WHOLE[10:], "its header cannot be read; fetch or copy the file again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "is a pointer of Git LFS; `git lfs pull`",
+        ),
+    ],
+)
+def test_weights_that_are_not_whole_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    folder = hugging_face(tmp_path)
+    inspect(folder)
+    (folder / "2_Dense").mkdir()
+    (folder / "modules.json").write_text('[{"type": "x.Dense", "path": "2_Dense"}]')
+    for name in ("2_Dense/model.safetensors", "model.safetensors"):
+        (folder / name).write_bytes(content)
+        with pytest.raises(LoadError, match=said) as refused:
+            inspect(folder)
+        assert str(folder / name) in str(refused.value)
+        (folder / name).write_bytes(WHOLE)
         inspect(folder)
 
 

@@ -39,7 +39,10 @@ def test_what_a_model_must_agree_with_is_checked_where_it_stands(tmp_path: Path)
     assert against.startswith(
         "6: models.a.accept.against: 'torch:fp12' is not valid; must be RUNTIME"
     )
-    assert artifact == f"7: models.a.accept.artifact: no file or folder '{tmp_path / 'none.onnx'}'"
+    assert artifact == (
+        f"7: models.a.accept.artifact: no file or folder '{tmp_path / 'none.onnx'}'; "
+        f"{tmp_path} holds m.onnx, some.yaml"
+    )
 
 
 def test_a_device_that_is_nothing_but_time_has_nothing_to_agree_with(tmp_path: Path) -> None:

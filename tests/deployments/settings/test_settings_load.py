@@ -278,7 +278,10 @@ def test_relative_source_is_beside_the_file(tmp_path: Path) -> None:
 def test_missing_artifact_is_named_unless_it_is_elsewhere(tmp_path: Path) -> None:
     text = "models:\n  a:\n    runtime: openvino\n    source: m.onnx\n"
     (only,) = mistakes(tmp_path, text)
-    assert only == f"4: models.a.source: no file or folder '{(tmp_path / 'm.onnx').resolve()}'"
+    assert only == (
+        f"4: models.a.source: no file or folder '{(tmp_path / 'm.onnx').resolve()}'; "
+        f"{tmp_path} holds some.yaml"
+    )
     assert load(tmp_path / "some.yaml", here=False).models["a"].source
 
 

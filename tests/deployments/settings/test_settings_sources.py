@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from settings_files import mistakes, write
 
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import load
@@ -39,8 +43,100 @@ def test_missing_package_is_met_with_how_to_install_it() -> None:
 
 
 def test_missing_folder_in_a_package_is_named(package: Path) -> None:
-    with pytest.raises(SourceError, match=r"no file or folder .*weights_of_something/other"):
-        resolve("package:weights_of_something/other")
+    said = r"no file or folder .*weights_of_something/other/in'; .* holds __init__\.py, model$"
+    with pytest.raises(SourceError, match=said):
+        resolve("package:weights_of_something/other/in")
+
+
+def test_missing_file_is_met_with_what_is_there(tmp_path: Path) -> None:
+    for name in ("model.onnx", ".hidden", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    for given, said in (
+        ("modle.onnx", f"; {tmp_path} holds empty, model.onnx, notes.txt"),
+        ("empty/model.onnx", f"; {tmp_path}/empty holds nothing"),
+    ):
+        with pytest.raises(SourceError) as missing:
+            resolve(str(tmp_path / given))
+        assert str(missing.value) == f"no file or folder '{tmp_path / given}'{said}"
+
+
+def encoder(folder: Path, **config: object) -> Path:
+    path = folder / "encoder"
+    path.mkdir()
+    said = {"model_type": "roberta", "hidden_size": 8, "num_attention_heads": 2, **config}
+    (path / "config.json").write_text(json.dumps(said))
+    save_file({"a": np.ones(2, np.float32)}, path / "model.safetensors")
+    return path
+
+
+ENCODER = "models:\n  a:\n    runtime: torch\n    source: encoder\n"
+
+
+@pytest.mark.parametrize("size", ["", "size: 8"])
+def test_images_for_a_model_of_texts_are_refused_as_such(tmp_path: Path, size: str) -> None:
+    path = encoder(tmp_path)
+    only = mistakes(tmp_path, f"{ENCODER}    image: {{{size}}}\n")
+    said = f"{path}/config.json is of roberta, which reads no images; leave the setting image out"
+    assert only == [f"4: models.a.source: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "key", "value"),
+    [
+        ("torch", "pooling", "mean"),
+        ("openvino", "normalize", "true"),
+        ("python", "settings", "{a: 1}"),
+        ("synthetic", "base_ms", "3"),
+    ],
+)
+def test_an_option_beside_options_is_told_where_it_belongs(
+    tmp_path: Path, runtime: str, key: str, value: str
+) -> None:
+    text = f"models:\n  a:\n    runtime: {runtime}\n    {key}: {value}\n"
+    said = f"is an option of runtime {runtime}; must be in options: {{{key}: …}}"
+    assert f"4: models.a.{key}: {said}" in mistakes(tmp_path, text)
+
+
+def test_an_option_of_another_runtime_is_an_unknown_setting(tmp_path: Path) -> None:
+    text = "models:\n  a:\n    runtime: synthetic\n    pooling: mean\n"
+    (only,) = mistakes(tmp_path, text)
+    assert only.startswith("4: models.a.pooling: unknown setting")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [({"id2label": {"0": "x", "1": "y", "2": "z"}}, " (x, y, z)"), ({"num_labels": 3}, "")],
+)
+def test_labels_are_as_many_as_the_folders_classes(
+    tmp_path: Path, config: dict[str, object], named: str
+) -> None:
+    path = encoder(tmp_path, architectures=["RobertaForSequenceClassification"], **config)
+    text = f"{ENCODER}    task: classify\n    classify:\n      labels: "
+    only = mistakes(tmp_path, f"{text}[a, b]\n")
+    assert only == [
+        f"7: models.a.classify.labels: has 2 labels, and {path}/config.json says 3 classes{named}; "
+        "must be 3 labels in the model's order, or left out"
+    ]
+    load(write(tmp_path, f"{text}[a, b, c]\n"))
+
+
+def test_what_cannot_rerank_is_seen_before_a_start(tmp_path: Path) -> None:
+    heads = ["RobertaForSequenceClassification"]
+    path = encoder(tmp_path, architectures=heads, id2label={"0": "x", "1": "y"})
+    text = f"{ENCODER}    task: rerank\n"
+    assert mistakes(tmp_path, text) == [
+        f"4: models.a.source: {path} has no tokenizer.json, which task rerank needs; add the "
+        "model's own"
+    ]
+    (path / "tokenizer.json").write_text("{}")
+    assert mistakes(tmp_path, text) == [
+        f"5: models.a.task: is rerank, and {path}/config.json says 2 classes, not one score for a "
+        "pair; must be classify, or source a model that reranks"
+    ]
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "x"}}))
+    load(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 from file_server import FileServer, serving
+from safetensors.numpy import save_file
 
 from deployments.cli import main
 from deployments.replica.artifacts.local_model import local_file
+from deployments.replica.describe import runtime_settings
+from deployments.settings_files.load import load
+from deployments.settings_files.made import cache_dir
+from runtimes import exporting, staging
 from runtimes.errors import LoadError
+from runtimes.onnxruntime.runtime import ONNXRuntimeOptions
+from runtimes.source import inspect
 
 CONTENT = b"weights" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -115,6 +124,42 @@ def test_every_groups_files_are_staged_and_told_once(folder: Path) -> None:
     groups = [{"name": "gpu", "num_gpus": 1}, {"name": "cpu", "runtime": "openvino"}]
     answer = run(folder, {"a": onnx("there.onnx", replicas={"groups": groups})})
     assert lines(answer) == ["a: already there"]
+
+
+def encoder(folder: Path, family: str) -> Path:
+    path = folder / family
+    path.mkdir()
+    config = {"model_type": family, "hidden_size": 8, "num_attention_heads": 2,
+              "num_hidden_layers": 1, "vocab_size": 9, "max_position_embeddings": 9}  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({"a": np.ones(2, np.float32)}, path / "model.safetensors")
+    return path
+
+
+def test_a_folder_that_awaits_its_export_is_told(folder: Path) -> None:
+    for family in ("roberta", "bert"):
+        encoder(folder, family)
+    graph = {"runtime": "onnxruntime", "source": "roberta"}
+    models = {
+        "a": graph, "b": {**graph, "runtime": "torch"}, "c": {**graph, "source": "bert"}
+    }  # fmt: skip
+    due = "a: already there, not exported to ONNX yet: --convert does it, else the first start"
+    assert lines(run(folder, models)) == [due, "b: already there", "c: already there"]
+    model = load(folder / "settings.yaml").models["a"]
+    settings = runtime_settings("a", model, cache_dir(), lambda *_: None)
+    source = inspect(folder / "roberta")
+    parts = [source.digest, *exporting.key(source, settings, ONNXRuntimeOptions())]
+    staging.staged(settings.cache_dir, [*parts, "standard False"], lambda _: None)
+    assert lines(run(folder, models))[0] == "a: already there"
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
+def test_a_folder_whose_weights_are_cut_off_is_not_staged(folder: Path, runtime: str) -> None:
+    weights = encoder(folder, "roberta") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    answer = run(folder, {"a": {"runtime": runtime, "source": "roberta"}})
+    assert answer.exit_code == 1
+    assert "fetch or copy the file again" in answer.stderr
 
 
 class Loading:

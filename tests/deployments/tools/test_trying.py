@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
+from deployments.settings.image import ImageSettings
+from deployments.settings.model import ModelSettings
+from deployments.tools.trying import unprepared
 
 CODE = """
 import numpy as np
@@ -64,6 +69,51 @@ def test_row_that_is_none_is_refused(tried, row):
     done = tried(row)
     assert done.exit_code == 2, done.output
     assert "error:" in done.output
+
+
+def test_row_that_is_no_json_is_named_before_anything_loads(tried):
+    done = tried("{x: 1}")
+    assert done.exit_code == 2
+    assert "error: the ROW '{x: 1}' is no JSON (" in done.output
+    assert "must be one instance as `:predict` takes it, such as '{" in done.output
+    assert "loading" not in done.output
+
+
+def test_row_that_the_model_cannot_take_is_met_with_the_form(tried):
+    done = tried('{"y": [1]}')
+    assert "'y'" in done.output
+    assert "A ROW must be one instance as `:predict` takes it" in done.output
+
+
+def test_each_phase_is_told_on_standard_error(tried):
+    done = tried("[1]", "[2]")
+    said = ["own: loading", "own: warming up", "own: running 2 rows"]
+    assert done.stderr.splitlines() == said
+    assert "running" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("task", "image", "row", "said"),
+    [
+        ("embed", None, '"a text"', "takes tokens: .*input_ids.* texts, at POST /v1/embeddings"),
+        ("classify", None, '{"text": "a"}', "takes texts, at POST /v1/classify"),
+        ("rerank", None, '["a", "b"]', "takes texts, at POST /v1/rerank"),
+        ("embed", ImageSettings(size=8), '"aGk="', "takes pixels: .* at POST /v1/embeddings"),
+        ("classify", ImageSettings(size=8), '"aGk="', r"POST /v1/models/NAME:classify$"),
+        ("embed", None, '{"input_ids": [101, 102]}', None),
+        ("embed", ImageSettings(size=8), "[[0.5]]", None),
+    ],
+)
+def test_text_for_a_network_of_tokens_is_met_with_where_texts_go(tmp_path, task, image, row, said):
+    (tmp_path / "config.json").touch()
+    model = ModelSettings(runtime="torch", source="m", task=task, image=image)
+    found = unprepared(model, tmp_path, [row])
+    assert found is None if said is None else re.search(said, found)
+
+
+def test_a_text_for_a_file_may_be_its_own(tmp_path):
+    model = ModelSettings(runtime="onnxruntime", source="m.onnx")
+    assert unprepared(model, tmp_path / "m.onnx", ['"a text"']) is None
 
 
 def test_model_that_there_is_not_is_named(tried, tmp_path):
