@@ -12,11 +12,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from loadtests.benches.document import APART, ON_NODES, ORDER, SIMULATED
+from loadtests.benches.document import APART, OF_RUNTIMES, ON_NODES, ORDER, SIMULATED
 
 MODULES = (
     {name: f"loadtests.benches.{name}" for name in ORDER}
     | {name: f"tests.simulation.benches.{name}" for name in SIMULATED}
+    | {name: f"tests.runtimes.benches.{name}" for name in OF_RUNTIMES}
     | {name: f"tests.cluster.benches.{name}" for name in ON_NODES}
 )
 

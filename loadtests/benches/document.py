@@ -27,7 +27,6 @@ ORDER = (
     "ragged_embeddings",
     "generation",
     "memory_start",
-    "staging",
     "scaling_spike",
     "simulated_against_real",
     "policies",
@@ -46,6 +45,7 @@ APART = (
 )
 # In virtual time. These import the scheduling core, so they are in the folder of its tests.
 SIMULATED = ("edges", "swapping")
+OF_RUNTIMES = ("staging",)  # these import the runtimes
 ON_NODES = ("nodes",)  # on nodes in network namespaces; in the folder of the cluster's tests
 HEADER = """# Benchmarks
 
@@ -63,7 +63,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 def page_of(sections: Mapping[str, str]) -> str:
     """The page: known sections in their order, then others by name."""
-    order = ORDER + SIMULATED + ON_NODES
+    order = ORDER + SIMULATED + OF_RUNTIMES + ON_NODES
     known = [name for name in order if name in sections]
     rest = sorted(name for name in sections if name not in order)
     parts = (f"<!-- figure {name} -->\n{sections[name].strip()}\n" for name in known + rest)

@@ -110,7 +110,8 @@ def made(name: str) -> Path:
     import transformers
 
     sizes: dict[str, Any] = {"hidden_size": 384, "num_attention_heads": 12, "num_hidden_layers": 12}
-    config = transformers.BertConfig(**sizes, intermediate_size=1536, num_labels=1)
+    sizes |= {"intermediate_size": 1536, "num_labels": 1}
+    config = transformers.BertConfig(**sizes)
     if name == "bge":
         network: Any = transformers.BertModel(config, add_pooling_layer=False)
     else:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from loadtests.benches.document import ON_NODES, ORDER, SIMULATED
+from loadtests.benches.document import OF_RUNTIMES, ON_NODES, ORDER, SIMULATED
 from loadtests.benches.runner import (
     Bench,
     BenchOption,
@@ -28,6 +28,7 @@ RUNS = Runs(BenchRun(side, {"rate": rate}, case) for side, rate, case in MEASURE
 SPECS = [f"loadtests.benches.{name}" for name in ORDER if name != "compare"]
 SPECS += ["loadtests.benches.compare.__main__"]
 SPECS += [f"tests.simulation.benches.{name}" for name in (*SIMULATED, "core_speed")]
+SPECS += [f"tests.runtimes.benches.{name}" for name in OF_RUNTIMES]
 SPECS += [f"tests.cluster.benches.{name}" for name in ON_NODES]
 
 

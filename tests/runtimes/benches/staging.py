@@ -1,8 +1,8 @@
 """Bench: how long does a base-size encoder take to load, cold and staged?
 
-`python -m loadtests.benches.staging`: writes RoBERTa's base size in random weights (496 MB), and
-loads it from an empty cache (cold: the export too), from the cache that this filled (staged), and
-in four processes at once from an empty cache, of which one must stage for all (the export, and
+`python -m tests.runtimes.benches.staging`: writes RoBERTa's base size in random weights (496 MB),
+and loads it from an empty cache (cold: the export too), from the cache that this filled (staged),
+and in four processes at once from an empty cache, of which one must stage for all (the export, and
 what the runtime makes of it). What follows a process's imports is measured, until it could answer.
 """
 
@@ -29,6 +29,8 @@ from loadtests.benches.runner import (
     spread,
 )
 from loadtests.results.report_table import BenchVerdict, at_most
+from runtimes import catalog
+from runtimes.types import RuntimeSettings
 
 HOME = Path("out/staging")
 COLD, STAGED, FOUR = "cold", "staged", "four at once"
@@ -63,9 +65,6 @@ def base() -> Path:
 
 def loaded(runtime: str, cache_dir: Path) -> tuple[float, float]:
     """Loads it in this process; returns when that began and ended (time.time)."""
-    from runtimes import catalog
-    from runtimes.types import RuntimeSettings
-
     catalog.preload(runtime)
     begin = time.time()
     made = catalog.create(
@@ -138,6 +137,7 @@ BENCH = Bench(
     first="cache",
     thresholds=thresholds,
     record=asdict,
+    package="tests.runtimes.benches",
 )
 
 
