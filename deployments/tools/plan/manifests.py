@@ -10,7 +10,7 @@ Two GPUs of a fleet may have a profile of one name, hence one resource of the de
 it are then told apart by the node's label `nvidia.com/gpu.product`, replicas by a custom resource.
 
 Sources: KubeRay 1.7 (what enters the cluster's hash), mig-parted's `config.yaml`, the device
-plugin's names, GPU feature discovery's labels, GKE's `gpu-partition-size` and `gke-accelerator`, and
+plugin's names, GPU feature discovery's labels, GKE's `gpu-partition-size`, `gke-accelerator` and
 the sizes that its `partition_gpu.go` cuts (container-engine-accelerators, 2026-11).
 """
 
