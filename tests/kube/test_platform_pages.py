@@ -350,6 +350,20 @@ def test_each_namespace_that_pulls_has_its_secret_first() -> None:
     assert "--set imagePullSecrets[0].name=registry" in " ".join(shlex.split(operator))
 
 
+def test_the_names_of_a_cluster_are_of_one_domain() -> None:
+    text = (PLACE / "openshift.md").read_text()
+    hosts = set(re.findall(r"[\w-]+(?:\.[\w-]+)*\.example\.org", text))
+    assert {host.partition(".")[2] for host in hosts - {"api.cluster.example.org"}} == {
+        "apps.cluster.example.org"
+    }
+    commands = [each.command for each in typed(PLACE / "openshift.md")]
+    route, login = (
+        next(n for n, each in enumerate(commands) if word in each)
+        for word in ('"defaultRoute":true', "oc registry login")
+    )
+    assert route < login
+
+
 def test_the_plan_that_is_shown_is_the_one_that_comes_out(tmp_path: Path) -> None:
     ((shown, output),) = planned(PLACE / "mig.md", tmp_path)
     lines = [line.rstrip() for line in output.splitlines()]
