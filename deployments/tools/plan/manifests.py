@@ -1,11 +1,8 @@
-"""Writes a MIG plan as configuration: the chart's worker groups, mig-parted's layouts, and the
-groups of the settings file.
+"""Writes a MIG plan: the chart's worker groups, mig-parted's layouts, the settings file's groups.
 
 KubeRay replaces the whole cluster when a worker group is inserted before another or removed. So the
 worker groups of the values in force keep their order, new ones are appended, and one that is not
-needed any more stays with `minReplicas: 0`; one of a GPU outside the request stays as it is. Nodes
-whose GPUs have the same slices share a layout.
-
+needed any more stays with `minReplicas: 0`. Nodes whose GPUs have the same slices share a layout.
 Two GPUs of a fleet may have a profile of one name, hence one resource of the device plugin. Pods on
 it are then told apart by the node's label `nvidia.com/gpu.product`, replicas by a custom resource.
 
@@ -239,7 +236,7 @@ def worker_groups(
     gpus: Fleet, found: Sequence[Workers], in_force: Sequence[Mapping[str, Any]] = ()
 ) -> list[Data]:
     """The chart's `workerGroups`: those of `in_force` first, in their order and with all their
-    other values, then new ones. gpus: those of the request."""
+    other values, then new ones. gpus: those of the request; groups of others stay as they are."""
     new = list(found)
     kept = [_kept(gpus, old, new) for old in in_force]
     return kept + [each.values() for each in new]
