@@ -27,7 +27,8 @@ Object = dict[str, Any]
 class ValueSet:
     """Values that a user might give, and what must come of them.
 
-    renders: what objects or pods have at least. none: kinds of which there is no object."""
+    renders: what objects, pods or applications have at least. none: kinds of which there is no
+    object."""
 
     name: str
     about: str
@@ -43,12 +44,25 @@ def value_sets() -> Mapping[str, ValueSet]:
     found = {path.stem: _platform(path) for path in sorted((CHART / "ci").glob("*.yaml"))}
     for path in sorted((Path(__file__).parent / "value_sets").glob("*.yaml")):
         for name, each in values_of(path.read_text()).items():
+            wrong = misspelt(each)
+            assert not wrong, f"{path.name}: {name} has {wrong}"
             if "values" in each:
                 assert name not in found, name
                 base = found[each["base"]].values if "base" in each else {}
                 found[name] = ValueSet(name, each["about"], laid_over(base, each["values"]))
             must = (tuple(each.get("renders", ())), tuple(each.get("none", ())))
             found[name] = replace(found[name], renders=must[0], none=must[1])
+    return found
+
+
+def misspelt(written: Values) -> set[str]:
+    """Names in a set of `tests/kube/value_sets` that say nothing, and those that it lacks."""
+    found = written.keys() - {"about", "base", "values", "renders", "none"}
+    for each in written.get("renders") or [{}]:
+        found |= each.keys() - {"kind", "pod", "application", "has", "lacks"}
+        found |= {"has"} - each.keys()
+        if len(each.keys() & {"kind", "pod", "application"}) != 1:
+            found.add("kind, pod or application")
     return found
 
 

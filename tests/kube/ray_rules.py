@@ -92,7 +92,7 @@ def resource_complaints(cluster: Object, claims: Mapping[str, int]) -> Iterator[
             yield f"{name} must have no CPU and no GPU for work"
 
 
-# Nothing breaks where a platform has them otherwise: models of the hub need `HF_HUB_OFFLINE` 0.
+# Nothing breaks where a user sets them otherwise: models of the hub need `HF_HUB_OFFLINE` 0.
 _FREE = {
     "HF_HUB_OFFLINE", "OPENVINO_TELEMETRY_OPT_OUT", "RAY_USAGE_STATS_ENABLED",
     "RAY_worker_niceness", "TOKENIZERS_PARALLELISM",
@@ -100,16 +100,17 @@ _FREE = {
 
 
 def environment_complaints(
-    cluster: Object, gateway: GatewaySettings, program: Path
+    cluster: Object, gateway: GatewaySettings, program: Path, given: Mapping[str, str]
 ) -> Iterator[str]:
     """Each pod has all of the Serve environment before Ray starts. `program`: what stands in
-    HAProxy's place in the image."""
+    HAProxy's place in the image. `given`: what the values' `env` says."""
+    told = {name: value for name, value in given.items() if name in _FREE}
     wanted = {each.name: each.value for each in variables(in_cluster(gateway), program)}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         name = group.get("groupName", "head")
         there = {each["name"]: each.get("value") for each in _ray_container(group)["env"]}
-        for variable, value in wanted.items():
-            if there.get(variable) != value and not (variable in _FREE and variable in there):
+        for variable, value in (wanted | told).items():
+            if there.get(variable) != value:
                 yield f"{name}: {variable} is {there.get(variable)!r}, must be {value!r}"
 
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from autoscaling.mig.geometry import GPUS
-from deployments.tools.plan.manifests import GKE_ACCELERATORS, Workers
-from tests.kube.chart import Object, cluster_of, objects, serve_config_of
+from deployments.settings.plain import parse
+from deployments.tools.plan.manifests import GKE_ACCELERATORS, MigRequest, Workers
+from deployments.tools.plan.mig import planned
+from tests.kube.chart import (
+    Object,
+    Values,
+    cluster_of,
+    objects,
+    serve_config_of,
+    value_sets,
+    values_of_set,
+)
 from tests.kube.ray_rules import node_types
 
 MODEL = {"device": {"runtime": "synthetic"}}
@@ -51,6 +62,46 @@ def test_a_plan_of_mig_slices_and_the_chart_name_them_alike() -> None:
         assert group["rayStartParams"]["num-gpus"] == "1"
         told = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
         assert told == {profile.ray_resource: 1}
+
+
+def test_the_value_set_of_a_mixed_fleet_is_what_a_plan_writes() -> None:
+    values = values_of_set("mixed-fleet")
+    needs = {"tagger": 5_000, "minilm": 8_000, "ranker": 8_000}
+    plan = planned(
+        parse({"models": values["models"]}),
+        MigRequest(gpu=("a30", "h100-80", "a100-80"), need_mib=needs),
+    )
+    written = plan.files["values.yaml"]
+    assert written["workerGroups"] == values["workerGroups"]
+    assert written["migLayouts"] == values["migLayouts"]
+
+
+def test_the_mig_manager_finds_the_layout_of_nodes_without_a_label() -> None:
+    """Its ConfigMap replaces the operator's, which has it."""
+    configs = {"mine": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 7}}]}
+    mig = CPU | {"name": "mig", "migProfile": "1g.10gb"}
+    values = {"models": MODEL, "workerGroups": [CPU, mig], "migLayouts": {"configs": configs}}
+    uncut = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
+    assert _layouts(values) == configs | uncut
+    own = {"all-disabled": [{"devices": [0], "mig-enabled": False}]}
+    assert _layouts(values | {"migLayouts": {"configs": configs | own}}) == configs | own
+
+
+def _layouts(values: Values) -> Values:
+    (found,) = [each for each in objects(values) if each["metadata"]["name"].endswith("layouts")]
+    layouts: Values = yaml.safe_load(found["data"]["config.yaml"])["mig-configs"]
+    return layouts
+
+
+@pytest.mark.parametrize("name", value_sets())
+def test_vllm_on_a_slice_is_told_how_much_memory_it_has(name: str) -> None:
+    """It would take the whole GPU's for its own (docs/mig.md)."""
+    for model in parse({"models": values_of_set(name)["models"]}).models.values():
+        for view in model.views().values():
+            if view.runtime == "vllm" and any(
+                r.startswith("mig_") for r in view.replicas.resources
+            ):
+                assert view.options.get("kv_cache_gib")
 
 
 PRODUCTS = ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"]

@@ -169,6 +169,20 @@ def test_a_planted_fault_is_caught(
     assert any(said in each for each in complaints(plain_objects, plain, None))
 
 
+def test_a_free_variable_has_the_value_that_the_users_values_give_it(
+    plain: Values, plain_objects: list[Object]
+) -> None:
+    online = {"env": [{"name": "HF_HUB_OFFLINE", "value": "0"}]}
+    there = objects(plain | online)
+    assert complaints(there, plain | online, None) == []
+    assert all(
+        "HF_HUB_OFFLINE is '0', must be '1'" in each for each in complaints(there, plain, None)
+    )
+    assert "HF_HUB_OFFLINE is '1', must be '0'" in str(
+        complaints(plain_objects, online | plain, None)
+    )
+
+
 @pytest.mark.parametrize(("plant", "said"), IN_CRDS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_planted_fault_is_caught_by_a_crd(
     plain_objects: list[Object], real_crds: Crds, plant: Plant, said: str

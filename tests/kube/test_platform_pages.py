@@ -15,14 +15,27 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from huggingface_hub.cli.hf import app as hub
 
 from deployments import cli
 from deployments.tools.chart import values_schema
-from tests.kube.chart import CHART, ROOT, Object, Values, laid_over, loaded, value_sets, values_of
+from tests.kube.chart import (
+    CHART,
+    ROOT,
+    Object,
+    Values,
+    cluster_of,
+    laid_over,
+    loaded,
+    value_sets,
+    values_of,
+)
 from tests.kube.crds import Crds
 from tests.kube.verdict import complaints
 
@@ -202,11 +215,161 @@ def test_objects_that_its_commands_name_are_there(page: Path, tmp_path: Path) ->
     assert set(re.findall(r"app\.kubernetes\.io/component=([\w-]+)", text)) <= components
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What a node of the type has for pods, as its cloud documents what it reserves (2026-11); half
+    a CPU and 1 GiB of it are left to the platform's own pods."""
+
+    cpus: float
+    gib: float
+    devices: int = 0
+
+
+MACHINES = {
+    "e2-standard-8": Machine(7.4, 27),
+    "a2-highgpu-1g": Machine(11.4, 77, devices=7),  # of 1g.5gb
+    "Standard_D8s_v5": Machine(7.3, 25),
+    "Standard_NC4as_T4_v3": Machine(3.3, 21, devices=1),
+    "g6.2xlarge": Machine(7.4, 27, devices=1),
+    "g6.4xlarge": Machine(15.3, 56, devices=1),
+}
+
+
+def machines(page: Path) -> list[Machine]:
+    """The nodes that it has the reader start, or one of each kind that may start."""
+    found: list[Machine] = []
+    for each in typed(page):
+        named = re.search(r"--(?:machine-type|node-vm-size) (\S+)", each.command)
+        if named:
+            number = re.search(r"--(?:num-nodes|node-count) (\d+)", each.command)
+            found += [MACHINES[named[1]]] * (int(number[1]) if number else 1)
+    for each in re.findall(r"instance-type, operator: In, values: \[(.*?)\]", page.read_text()):
+        found += [MACHINES[name] for name in each.split(", ")]
+    if own := re.search(r"You need (\d+) CPUs, (\d+) GiB of memory", page.read_text()):
+        found.append(Machine(int(own[1]) - 0.5, int(own[2]) - 1))
+    return found
+
+
+def without_room(objects: list[Object], nodes: list[Machine]) -> list[str]:
+    """Groups of Ray pods, in their least number, that find no node: large ones first, those with a
+    device and those without on nodes of their own."""
+    cluster = cluster_of(objects)
+    wanted = [("head", 1, cluster["headGroupSpec"])]
+    wanted += [(g["groupName"], g["minReplicas"], g) for g in cluster["workerGroupSpecs"]]
+    pods = []
+    for name, number, group in wanted:
+        asked = [each["resources"]["requests"] for each in group["template"]["spec"]["containers"]]
+        cpus, gib = sum(_cpus(a["cpu"]) for a in asked), sum(_gib(a["memory"]) for a in asked)
+        pods += [(any("nvidia.com/gpu" in a for a in asked), cpus, gib, name)] * number
+    left = [[node.devices, node.cpus, node.gib] for node in nodes]
+    missing = []
+    for device, cpus, gib, name in sorted(pods, reverse=True):
+        fits = (
+            n
+            for n, node in zip(left, nodes, strict=True)
+            if bool(node.devices) == device and n[0] >= device and n[1] >= cpus and n[2] >= gib
+        )
+        place = next(fits, None)
+        if place is None:
+            missing.append(name)
+        else:
+            place[:] = place[0] - device, place[1] - cpus, place[2] - gib
+    return missing
+
+
+def _cpus(text: str) -> float:
+    return int(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
+
+
+def _gib(text: str) -> float:
+    return int(text[:-2]) / {"Mi": 1024, "Gi": 1}[text[-2:]]
+
+
+@pytest.mark.parametrize("name", ["gke", "aks", "k3s"])
+def test_its_pods_fit_its_machines(name: str, tmp_path: Path) -> None:
+    page = PLACE / f"{name}.md"
+    _, values = next(installed(page, tmp_path))
+    assert without_room(rendered(yaml.safe_dump(values))[0], machines(page)) == []
+    for group in values["workerGroups"]:
+        group["cpu"] += 4 if name == "gke" else 1
+    assert without_room(rendered(yaml.safe_dump(values))[0], machines(page))
+
+
+def test_a_pod_fits_each_machine_that_karpenter_may_choose(tmp_path: Path) -> None:
+    page = PLACE / "eks.md"
+    _, values = next(installed(page, tmp_path))
+    objects = rendered(yaml.safe_dump(values))[0]
+    assert len(machines(page)) == 2
+    for each in machines(page):
+        found = without_room(objects, [each, each, Machine(100, 100)])
+        assert found == []
+
+
+@pytest.mark.parametrize("name", ["aks", "eks", "k3s"])
+def test_nodes_have_the_label_by_which_the_device_plugins_chart_finds_them(name: str) -> None:
+    page = PLACE / f"{name}.md"
+    assert re.search(r"nvidia\.com/gpu\.present(=true|: \"true\")", page.read_text())
+
+
+@each_page
+def test_a_download_takes_the_tokenizer_and_the_weights(page: Path) -> None:
+    """As the installed CLI reads the line."""
+    lazy: Any = hub.get_command(click.Context(hub), "download")
+    command: click.Command = lazy.materialize()
+    for each in typed(page):
+        if each.starts("hf download"):
+            said = command.make_context("download", shlex.split(each.command)[2:]).params
+            assert said["repo_id"] == "sentence-transformers/all-MiniLM-L6-v2"
+            assert not said["filenames"], "--include is ignored beside names of files"
+            assert list(said["include"]) == ["*.json", "model.safetensors"]
+            assert said["local_dir"] in page.read_text().split("rm -r ")[1]
+
+
+def test_an_image_of_models_is_built_where_they_are() -> None:
+    """Of the repository's folder nothing is sent but what its .dockerignore names."""
+    page = PLACE / "air-gapped.md"
+    (build,) = [each.command for each in typed(page) if "FROM scratch" in each.command]
+    (get,) = [each.command for each in typed(page) if each.starts("hf download")]
+    context = shlex.split(build)[-1]
+    assert shlex.split(get)[shlex.split(get).index("--local-dir") + 1] == f"{context}/minilm"
+    assert "COPY . /" in build
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in sent
+    assert f"!{context}" not in sent
+
+
+def test_each_namespace_that_pulls_has_its_secret_first() -> None:
+    commands = [each.command for each in typed(PLACE / "air-gapped.md")]
+    for namespace, release in [("kuberay-operator", "kuberay-operator"), ("headrace", "demo")]:
+        secret, installs = (
+            next(n for n, each in enumerate(commands) if each.startswith(start))
+            for start in (f"kubectl -n {namespace} create secret", f"helm install {release} ")
+        )
+        assert secret < installs
+    (operator,) = [each for each in commands if each.startswith("helm install kuberay-operator")]
+    assert "--set imagePullSecrets[0].name=registry" in " ".join(shlex.split(operator))
+
+
+def test_the_names_of_a_cluster_are_of_one_domain() -> None:
+    text = (PLACE / "openshift.md").read_text()
+    hosts = set(re.findall(r"[\w-]+(?:\.[\w-]+)*\.example\.org", text))
+    assert {host.partition(".")[2] for host in hosts - {"api.cluster.example.org"}} == {
+        "apps.cluster.example.org"
+    }
+    commands = [each.command for each in typed(PLACE / "openshift.md")]
+    route, login = (
+        next(n for n, each in enumerate(commands) if word in each)
+        for word in ('"defaultRoute":true', "oc registry login")
+    )
+    assert route < login
+
+
 def test_the_plan_that_is_shown_is_the_one_that_comes_out(tmp_path: Path) -> None:
     ((shown, output),) = planned(PLACE / "mig.md", tmp_path)
     lines = [line.rstrip() for line in output.splitlines()]
     assert [line for line in shown.printed if line != "…" and line not in lines] == []
     layouts = yaml.safe_load((tmp_path / "plan" / "mig-parted.yaml").read_text())["mig-configs"]
+    del layouts["all-disabled"]
     cut = [each["mig-devices"].get("1g.10gb", 0) * len(each["devices"])
            for layout in layouts.values() for each in layout]  # fmt: skip
     (allocatable,) = [each for each in typed(PLACE / "mig.md") if "SMALL:" in each.command]

@@ -12,6 +12,7 @@ import yaml
 
 from deployments.control.scaling.scaling_terms import scaling_document
 from deployments.control.serve_config import serve_config
+from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.plain import parse
 from deployments.settings_files.load import load
@@ -20,6 +21,7 @@ from tests.kube.chart import (
     SECTIONS,
     Object,
     Values,
+    misspelt,
     objects,
     serve_config_of,
     settings_of,
@@ -42,10 +44,26 @@ def test_there_are_enough_of_them_and_the_chart_has_one_of_each_platform() -> No
     assert len(value_sets()) >= _AT_LEAST
     assert {path.stem for path in (CHART / "ci").iterdir()} == PLATFORMS
     assert all(each.about for each in value_sets().values())
-    assert [name for name in PLATFORMS if not value_sets()[name].renders] == []
+    assert [name for name, each in value_sets().items() if not each.renders] == []
 
 
-@pytest.mark.parametrize("name", [n for n, each in value_sets().items() if each.renders])
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, set()),
+        ({"render": []}, {"render"}),
+        ({"renders": []}, {"has", "kind, pod or application"}),
+        ({"renders": [{"kind": "Pod", "has": {}, "lack": ["spec"]}]}, {"lack"}),
+        ({"renders": [{"pods": "head", "has": {}}]}, {"pods", "kind, pod or application"}),
+        ({"renders": [{"pod": "head", "lacks": ["spec"]}]}, {"has"}),
+    ],
+)
+def test_a_misspelt_check_is_found(change: Values, wrong: set[str]) -> None:
+    right: Values = {"about": "", "values": {}, "renders": [{"pod": "head", "has": {}}], "none": []}
+    assert misspelt(right | change) == wrong
+
+
+@each_set
 def test_it_renders_what_it_is_for(name: str) -> None:
     found, wanted = objects(values_of_set(name)), value_sets()[name]
     for each in wanted.renders:
@@ -59,6 +77,8 @@ def test_what_is_not_rendered_is_missed(plain_objects: list[Object]) -> None:
         head | {"has": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}},
         head | {"lacks": ["metadata.labels.app.kubernetes.io/component"]},
         {"pod": "other", "has": {}},
+        {"application": "model-other", "has": {}},
+        {"application": "model-device", "has": {"route_prefix": "/"}},
         {"kind": "Ingress", "has": {}},
     ]
     for wanted, right in [(head, True), *((each, False) for each in wrong)]:
@@ -66,7 +86,10 @@ def test_what_is_not_rendered_is_missed(plain_objects: list[Object]) -> None:
 
 
 def candidates(found: list[Object], wanted: Object) -> list[Object]:
-    """Objects of the kind, or pods of the component."""
+    """Objects of the kind, pods of the component, or the application of Serve."""
+    if "application" in wanted:
+        each = by_name(serve_config_of(found)).get(wanted["application"])
+        return [] if each is None else [each]
     if "kind" in wanted:
         return [each for each in found if each["kind"] == wanted["kind"]]
     templates = [template for each in found for _, template in pods(each)]
@@ -97,6 +120,33 @@ def _is_there(found: Object, path: str) -> bool:
         if path.startswith(f"{name}.") and isinstance(each, dict):
             return _is_there(each, path[len(name) + 1 :])
     return False
+
+
+ANSWERS_S = 660  # the longest that the chart gives time for (`drainSeconds`)
+NGINX, ALB = "nginx.ingress.kubernetes.io", "alb.ingress.kubernetes.io"
+EDGES: dict[str, dict[str, str]] = {
+    "nginx": {f"{NGINX}/proxy-read-timeout": f"{ANSWERS_S}", f"{NGINX}/proxy-body-size": "64m"},
+    "alb": {f"{ALB}/load-balancer-attributes": f"idle_timeout.timeout_seconds={ANSWERS_S}"},
+    "openshift-default": {"haproxy.router.openshift.io/timeout": f"{ANSWERS_S}s"},
+    "traefik": {},  # neither bounds an answer's time nor a body's size
+}
+EDGES["webapprouting.kubernetes.azure.com"] = EDGES["nginx"]
+
+
+@pytest.mark.parametrize("name", value_sets())
+def test_the_edge_lets_through_what_gateways_take(name: str) -> None:
+    """A long answer, and a body as large as a gateway takes by itself."""
+    found = objects(values_of_set(name))
+    assert GatewaySettings().limits.max_body_bytes == 64 << 20
+    for each in found:
+        if each["kind"] == "Ingress":
+            wanted = EDGES[each["spec"]["ingressClassName"]]
+            assert wanted.items() <= each["metadata"].get("annotations", {}).items()
+    kinds = {each["kind"]: each for each in found}
+    if "HealthCheckPolicy" in kinds:
+        policy = kinds["GCPBackendPolicy"]["spec"]
+        assert policy["default"]["timeoutSec"] == ANSWERS_S
+        assert policy["targetRef"] == kinds["HealthCheckPolicy"]["spec"]["targetRef"]
 
 
 @each_set

@@ -25,12 +25,13 @@ def complaints(objects: Sequence[Object], values: Values, crds: Crds | None) -> 
     service, cluster = ray_service(found), cluster_of(found)
     gateway = GatewaySettings.model_validate(settings_of(values)["gateway"])
     program = Path(merged(values)["image"]["haproxy"])
+    given = {each["name"]: each["value"] for each in values.get("env", ()) if "value" in each}
     layers: tuple[Layer, ...] = (
         ("schema", lambda: _of_schemas(found, crds)),
         ("kuberay", lambda: kuberay.refusals(service)),
         ("serve", lambda: ray_rules.serve_complaints(service)),
         ("resources", lambda: ray_rules.resource_complaints(cluster, ray_rules.claimed(found))),
-        ("environment", lambda: ray_rules.environment_complaints(cluster, gateway, program)),
+        ("environment", lambda: ray_rules.environment_complaints(cluster, gateway, program, given)),
         ("drain", lambda: ray_rules.drain_complaints(service)),
         ("security", lambda: _of_security(found, cluster)),
         ("wiring", lambda: wiring.complaints(found)),

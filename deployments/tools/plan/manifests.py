@@ -1,15 +1,14 @@
-"""Writes a MIG plan as configuration: the chart's worker groups, mig-parted's layouts, and the
-groups of the settings file.
+"""Writes a MIG plan: the chart's worker groups, mig-parted's layouts, the settings file's groups.
 
 KubeRay replaces the whole cluster when a worker group is inserted before another or removed. So the
 worker groups of the values in force keep their order, new ones are appended, and one that is not
 needed any more stays with `minReplicas: 0`. Nodes whose GPUs have the same slices share a layout.
-
 Two GPUs of a fleet may have a profile of one name, hence one resource of the device plugin. Pods on
 it are then told apart by the node's label `nvidia.com/gpu.product`, replicas by a custom resource.
 
 Sources: KubeRay 1.7 (what enters the cluster's hash), mig-parted's `config.yaml`, the device
-plugin's names, GPU feature discovery's labels, GKE's `gpu-partition-size` and `gke-accelerator`.
+plugin's names, GPU feature discovery's labels, GKE's `gpu-partition-size`, `gke-accelerator` and
+the sizes that its `partition_gpu.go` cuts (container-engine-accelerators, 2026-11).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autoscaling.mig.geometry import GPUS, Profile
+from autoscaling.mig.geometry import GPUS, Gpu, Profile
 from autoscaling.mig.packing import Packing, PlannedGpu, Slice
 from deployments.settings.groups import MIG_RESOURCE, GroupSettings
 from deployments.settings.tree import Settings
@@ -65,6 +64,8 @@ class MigPlan:
         return not rejected and not any(need.unknown for need in self.needs)
 
 
+# The GPU operator gives nodes without a layout's label this one, which must be among the layouts.
+UNCUT = {"all-disabled": [{"devices": "all", "mig-enabled": False}]}
 PROCESS_GIB = 4  # host memory of Ray and the process, besides the weights that pass through it
 MIN_CPUS = 2
 Data = dict[str, Any]
@@ -93,7 +94,18 @@ GKE_ACCELERATORS: Mapping[str, str] = {
     "h100-80": "nvidia-h100-80gb",
     "h200-141": "nvidia-h200-141gb",
     "b200-180": "nvidia-b200",
+    "gb200-186": "nvidia-gb200",
 }
+_WITHOUT_DOUBLE = ("a100-40", "a100-80")  # no 1g with double memory of these on GKE
+_DOUBLE = 1  # its position in `KINDS`
+ACCELERATOR_LABEL = "cloud.google.com/gke-accelerator"
+
+
+def as_gke_cuts_it(gpu: Gpu) -> Gpu:
+    """The GPU with the profiles that are sizes of GKE's partitions."""
+    if gpu.name not in _WITHOUT_DOUBLE:
+        return gpu
+    return replace(gpu, profiles=tuple(p for p in gpu.profiles if p.kind != _DOUBLE))
 
 
 def group_name(profile: str) -> str:
@@ -143,6 +155,15 @@ class Workers:
             **self._nodes(),
         }
 
+    def is_group(self, group: Mapping[str, Any]) -> bool:
+        """Whether this item of `workerGroups` has such pods, whatever else it says."""
+        resources = group.get("resources") or {}
+        return (
+            group.get("migProfile") == self.profile.name
+            and gpu_of_group(group) in ("", self.gpu)
+            and (not self.marker or self.marker in resources)
+        )
+
     def bounds(self) -> Data:
         return {"minReplicas": self.min_replicas, "maxReplicas": self.max_replicas}
 
@@ -150,7 +171,7 @@ class Workers:
         """Which nodes its pods may go to, where the slice's name does not say that."""
         if self.devices == "gke":
             accelerator = GKE_ACCELERATORS[self.gpu]
-            return {"nodeSelector": {"cloud.google.com/gke-accelerator": accelerator}}
+            return {"nodeSelector": {ACCELERATOR_LABEL: accelerator}}
         if not self.marker:
             return {}
         label, products = "nvidia.com/gpu.product", PRODUCTS[self.gpu]
@@ -161,10 +182,33 @@ class Workers:
         return {"podTemplate": {"spec": {"affinity": {"nodeAffinity": required}}}}
 
 
-def workers(plans: Sequence[Packing], needs: Sequence[Need], request: MigRequest) -> list[Workers]:
-    """A worker group for each profile that a plan uses, smallest first."""
+def gpu_of_group(group: Mapping[str, Any]) -> str:
+    """The GPU that a worker group says its pods are on; "" if it does not say."""
+    accelerator = (group.get("nodeSelector") or {}).get(ACCELERATOR_LABEL)
+    on_gke = (gpu for gpu, name in GKE_ACCELERATORS.items() if name == accelerator)
+    return marked(group.get("resources") or {}, tuple(GPUS)) or next(on_gke, "")
+
+
+def told_apart(gpus: Fleet, in_force: Sequence[Mapping[str, Any]]) -> Fleet:
+    """The GPUs of a request, and those of groups in force, which share its cluster."""
+    return tuple(dict.fromkeys((*gpus, *filter(None, map(gpu_of_group, in_force)))))
+
+
+def other_devices(request: MigRequest, in_force: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the groups in force on the request's GPUs whose pods get slices another way."""
     return [
-        _workers(plan.gpu.name, profile, used, needs, request)
+        str(group.get("name"))
+        for group in in_force
+        if _is_planned(group, request.gpu) and (group.get("devices") or "plugin") != request.devices
+    ]
+
+
+def workers(
+    plans: Sequence[Packing], needs: Sequence[Need], request: MigRequest, fleet: Fleet
+) -> list[Workers]:
+    """A worker group for each profile that a plan uses, smallest first. fleet: of `told_apart`."""
+    return [
+        _workers(plan.gpu.name, profile, used, needs, request.devices, fleet)
         for plan in plans
         for profile in plan.gpu.profiles
         if (used := [each for gpu in plan.gpus for each in gpu.slices if each.profile == profile])
@@ -172,8 +216,9 @@ def workers(plans: Sequence[Packing], needs: Sequence[Need], request: MigRequest
 
 
 def _workers(
-    gpu: str, profile: Profile, used: Sequence[Slice], needs: Sequence[Need], request: MigRequest
-) -> Workers:
+    gpu: str, profile: Profile, used: Sequence[Slice], needs: Sequence[Need],
+    devices: str, fleet: Fleet,
+) -> Workers:  # fmt: skip
     placed = Counter(each.demand.name for each in used)
     users = [need for need in needs if need.name in placed]
     min_replicas = sum(min(need.min_replicas, placed[need.name]) for need in users)
@@ -183,36 +228,44 @@ def _workers(
     memory_gib = math.ceil(host_mib / 1024) + PROCESS_GIB
     return Workers(
         gpu, profile, min_replicas, len(used), max(MIN_CPUS, cpus), memory_gib,
-        marker(gpu, profile.name, request.gpu), request.devices,
+        marker(gpu, profile.name, fleet), devices,
     )  # fmt: skip
 
 
 def worker_groups(
-    fleet: Fleet, found: Sequence[Workers], in_force: Sequence[Mapping[str, Any]] = ()
+    gpus: Fleet, found: Sequence[Workers], in_force: Sequence[Mapping[str, Any]] = ()
 ) -> list[Data]:
     """The chart's `workerGroups`: those of `in_force` first, in their order and with all their
-    other values, then new ones."""
-    new = {(each.profile.name, each.marker): each for each in found}
-    kept = [_kept(fleet, old, new) for old in in_force]
-    return kept + [each.values() for each in new.values()]
+    other values, then new ones. gpus: those of the request; groups of others stay as they are."""
+    new = list(found)
+    kept = [_kept(gpus, old, new) for old in in_force]
+    return kept + [each.values() for each in new]
 
 
-def _kept(fleet: Fleet, old: Mapping[str, Any], new: dict[tuple[str, str], Workers]) -> Data:
+def _is_planned(group: Mapping[str, Any], gpus: Fleet) -> bool:
+    """Whether a plan of these GPUs decides on the group."""
+    gpu, profile = gpu_of_group(group), str(group.get("migProfile"))
+    return any(GPUS[each].named(profile) for each in gpus if gpu in ("", each))
+
+
+def _kept(gpus: Fleet, old: Mapping[str, Any], new: list[Workers]) -> Data:
     """The group `old` with the bounds of its profile in `new`, which are removed from `new`, so
     that a second group of the profile gets none."""
-    profile, gpu = str(old.get("migProfile")), marked(old.get("resources") or {}, fleet)
-    if not any(GPUS[each].named(profile) for each in fleet):
+    if not _is_planned(old, gpus):
         return dict(old)
-    found = new.pop((profile, _marker(gpu) if gpu else ""), None)
-    return {**old, **({"minReplicas": 0} if found is None else found.bounds())}
+    found = next((each for each in new if each.is_group(old)), None)
+    if found is None:
+        return {**old, "minReplicas": 0}
+    new.remove(found)
+    return {**old, **found.bounds()}
 
 
 def values(plans: Sequence[Packing], groups: Sequence[Data], request: MigRequest) -> Data:
     """Values for the chart, to be given after the settings file."""
     if request.devices == "gke":
         return {"workerGroups": list(groups)}
-    layouts = mig_parted(plans, request.per_node)["mig-configs"]
-    return {"workerGroups": list(groups), "migLayouts": {"configs": layouts}}
+    layouts = {"configs": _layouts(plans, request.per_node)}
+    return {"workerGroups": list(groups), "migLayouts": layouts}
 
 
 def nodes(plans: Sequence[Packing], per_node: int) -> Iterator[tuple[str, tuple[PlannedGpu, ...]]]:
@@ -243,10 +296,11 @@ def node_pools(plans: Sequence[Packing], per_node: int) -> Iterator[str]:
 def mig_parted(plans: Sequence[Packing], per_node: int) -> Data:
     """The `config.yaml` in the MIG manager's ConfigMap. A node's GPUs that the plan does not need
     are not mentioned, so they stay as they are."""
-    return {
-        "version": "v1",
-        "mig-configs": {name: _devices(gpus) for name, gpus in nodes(plans, per_node)},
-    }
+    return {"version": "v1", "mig-configs": {**_layouts(plans, per_node), **UNCUT}}
+
+
+def _layouts(plans: Sequence[Packing], per_node: int) -> Data:
+    return {name: _devices(gpus) for name, gpus in nodes(plans, per_node)}
 
 
 def _devices(gpus: Sequence[PlannedGpu]) -> list[Data]:
@@ -266,7 +320,8 @@ def _cut(gpu: PlannedGpu) -> dict[str, int]:
 def settings_groups(plans: Sequence[Packing], settings: Settings, fleet: Fleet) -> Data:
     """The part of the settings file that puts planned models and the shared pool on their slices.
 
-    It has all groups of each planned model. Of a group, only the resources change.
+    It has all groups of each planned model. Of a group, only the resources change. fleet: of
+    `told_apart`.
     """
     slices = [(plan.gpu.name, each) for plan in plans for gpu in plan.gpus for each in gpu.slices]
     profiles = {each.demand.name: each.profile for _, each in slices}

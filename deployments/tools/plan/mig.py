@@ -72,12 +72,14 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
     wanted = needs(settings, overrides)
     able = [need for need in wanted if not need.unknown and not need.skipped]
     plans = _plans(fleet, able, request)
-    workers = manifests.workers(plans, able, request)
-    groups = manifests.worker_groups(request.gpu, workers, _in_force(request.values))
+    in_force = _in_force(request)
+    told_apart = manifests.told_apart(request.gpu, in_force)
+    workers = manifests.workers(plans, able, request, told_apart)
+    groups = manifests.worker_groups(request.gpu, workers, in_force)
     files = {"values.yaml": manifests.values(plans, groups, request)}
     if request.devices != "gke":
         files["mig-parted.yaml"] = manifests.mig_parted(plans, request.per_node)
-    files["groups.yaml"] = manifests.settings_groups(plans, settings, request.gpu)
+    files["groups.yaml"] = manifests.settings_groups(plans, settings, told_apart)
     return MigPlan(request, tuple(wanted), plans, tuple(_remarks(request, able)), files)
 
 
@@ -96,8 +98,11 @@ def _fleet(request: MigRequest) -> dict[str, Gpu]:
             raise WrongRequest(f"--gpus: {name} is not among --gpu ({', '.join(told)})")
     if request.devices == "gke":
         _check_gke(request)
+    gpus = {name: GPUS[name] for name in told}
+    if request.devices == "gke":
+        gpus = {name: manifests.as_gke_cuts_it(gpu) for name, gpu in gpus.items()}
     try:
-        return {name: with_usable(GPUS[name], usable) for name, usable in told.items()}
+        return {name: with_usable(gpu, told[name]) for name, gpu in gpus.items()}
     except ValueError as error:
         raise WrongRequest(f"--usable: {error}") from None
 
@@ -128,9 +133,27 @@ def _profiles(request: MigRequest) -> dict[str, str]:
 def _plans(
     fleet: Mapping[str, Gpu], able: Sequence[Need], request: MigRequest
 ) -> tuple[Packing, ...]:
+    """A model whose GPUs are too few moves to the next GPU of the fleet if fewer replicas are then
+    without a place. It moves whole: replicas of a group ask for slices of one profile."""
+    choices = {need.name: _choices(need, fleet, request) for need in able}
+    chosen = {name: gpus[0] for name, gpus in choices.items()}
+    found = _packed(fleet, able, chosen, request)
+    others = [(name, gpu) for name, gpus in choices.items() for gpu in gpus[1:]]
+    for name, gpu in others:
+        if any(each.demand.name == name for plan in found for each in plan.rejected):
+            moved = _packed(fleet, able, {**chosen, name: gpu}, request)
+            if _missing(moved) < _missing(found):
+                chosen[name], found = gpu, moved
+    return found
+
+
+def _packed(
+    fleet: Mapping[str, Gpu], able: Sequence[Need], chosen: Mapping[str, str], request: MigRequest
+) -> tuple[Packing, ...]:
+    """chosen: the GPU of each need."""
     found: list[Packing] = []
     for name, gpu in fleet.items():
-        mine = [need for need in able if _gpu_of(need, fleet, request) == name]
+        mine = [need for need in able if chosen[need.name] == name]
         demands = [SliceDemand(each.name, each.replicas, each.mib, each.profile) for each in mine]
         if request.surge:
             demands += _surging(gpu, mine, demands)
@@ -139,19 +162,25 @@ def _plans(
     return tuple(found)
 
 
-def _gpu_of(need: Need, fleet: Mapping[str, Gpu], request: MigRequest) -> str:
-    """The GPU whose slice its replicas get: the one asked for; else, of those with the profile that
-    was asked for, the first; else the one whose smallest slice that holds a replica is smallest."""
+def _missing(plans: Sequence[Packing]) -> int:
+    return sum(each.replicas for plan in plans for each in plan.rejected)
+
+
+def _choices(need: Need, fleet: Mapping[str, Gpu], request: MigRequest) -> list[str]:
+    """The GPUs whose slices its replicas may get, the best first: the one asked for; else those
+    with the profile that was asked for; else those that hold a replica, smallest slice first."""
     asked = request.profiles.get(need.name, request.profiles.get(need.model, ""))
     gpu = asked if asked in GPUS else asked.rpartition(":")[0]
     gpu = gpu or manifests.marked(need.resources, request.gpu)
     if gpu:
-        return gpu
+        return [gpu]
     if need.profile:
-        return next((name for name in fleet if fleet[name].named(need.profile)), request.gpu[0])
-    holding = [(p.usable_mib or 0, n) for n, g in enumerate(fleet.values())
-               if (p := g.smallest(need.mib))]  # fmt: skip
-    return request.gpu[min(holding)[1] if holding else 0]
+        found = [name for name in fleet if fleet[name].named(need.profile)]
+    else:
+        sizes = {name: p.usable_mib or 0 for name, gpu in fleet.items()
+                 if (p := gpu.smallest(need.mib))}  # fmt: skip
+        found = sorted(sizes, key=sizes.__getitem__)
+    return found or [request.gpu[0]]
 
 
 def _by_profile(gpu: Gpu, demands: Sequence[SliceDemand]) -> list[list[SliceDemand]]:
@@ -182,8 +211,9 @@ def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[SliceDemand]) -> 
     return list(largest.values())
 
 
-def _in_force(values: Path | None) -> list[Mapping[str, Any]]:
+def _in_force(request: MigRequest) -> list[Mapping[str, Any]]:
     """The worker groups of the chart's values. Raises WrongRequest."""
+    values = request.values
     if values is None:
         return []
     try:
@@ -193,6 +223,11 @@ def _in_force(values: Path | None) -> list[Mapping[str, Any]]:
     groups = (data.get("workerGroups") or []) if isinstance(data, dict) else None
     if not isinstance(groups, list) or not all(isinstance(each, dict) for each in groups):
         raise WrongRequest(f"--values: {values} has no list of mappings under workerGroups")
+    if others := manifests.other_devices(request, groups):
+        raise WrongRequest(
+            f"--values: {', '.join(others)} of {values} get their slices another way than "
+            f"--devices {request.devices}; leave --values out: other devices are another cluster"
+        )
     return groups
 
 

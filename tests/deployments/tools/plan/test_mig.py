@@ -50,7 +50,12 @@ def written(file: Path, *words: str, gpus: Sequence[str] = ("h100-80",)) -> list
     assert result.exit_code == 0, result.output
     names = ("values.yaml", "mig-parted.yaml", "groups.yaml")
     files = (folder / name for name in names)
-    return [yaml.safe_load(each.read_text()) for each in files if each.exists()]
+    found = [yaml.safe_load(each.read_text()) for each in files if each.exists()]
+    if len(found) == len(names):
+        # Every file of layouts has the one that nodes without a label get.
+        uncut = found[1]["mig-configs"].pop("all-disabled")
+        assert uncut == [{"devices": "all", "mig-enabled": False}]
+    return found
 
 
 def test_the_table_says_who_goes_where_and_what_is_left(file):
@@ -272,10 +277,64 @@ def test_a_fleet_is_planned_the_same_again_beside_its_values(file, tmp_path):
 
 def test_of_each_gpu_of_a_fleet_there_may_be_a_number(file):
     words = ("--need", "small=5000", "--need", "large/gpu=30000", "--gpus", "a30=1")
-    result = run(file, *words, gpus=["a30", "h100-80"])
+    result = run(file, *words, "--on", "small=a30", gpus=["a30", "h100-80"])
     assert result.exit_code == 1
     assert "small (1 of 5) finds no further 1g.6gb on 1 GPU" in result.output
     assert "2 slices on 1 x h100-80" in result.output
+
+
+def test_a_model_whose_gpus_are_too_few_moves_whole_to_the_next(file):
+    needs = ("--need", "small=5000", "--need", "large/gpu=5000")
+    fleet = ["a30", "h100-80"]
+    told = run(file, *needs, "--gpus", "a30=1", "--gpus", "h100-80=1", gpus=fleet)
+    assert told.exit_code == 0, told.output
+    assert "5 slices on 1 x h100-80" in told.output
+    assert "2 slices on 1 x a30" in told.output
+    # Where neither has room for all, it stays where more of it has a place.
+    file.write_text(FILE.replace("count: 5", "count: 9"))
+    told = run(file, *needs, "--gpus", "a30=1", "--gpus", "h100-80=1", gpus=fleet).output
+    assert "small (2 of 9) finds no further 1g.10gb on 1 GPU" in told
+
+
+def in_force(tmp_path: Path, groups: list[dict]) -> tuple[str, str]:
+    (tmp_path / "in-force.yaml").write_text(yaml.safe_dump({"workerGroups": groups}))
+    return "--values", str(tmp_path / "in-force.yaml")
+
+
+def test_a_group_of_a_gpu_that_is_not_planned_stays_as_it_is(file, tmp_path):
+    first, _, groups = written(file, *SAME_NAMES, gpus=["a100-80", "h100-80"])
+    a100, h100 = first["workerGroups"]
+    asked = groups["models"]["large"]["replicas"]["groups"][0]["resources"]
+    words = ("--need", "small=9000", "--need", "large/gpu=9000")
+    again, _, groups = written(file, *words, *in_force(tmp_path, [a100, h100]))
+    assert again["workerGroups"] == [a100, h100 | {"minReplicas": 7, "maxReplicas": 7}]
+    # The A100s are in the cluster still, so replicas name the GPU.
+    assert groups["models"]["large"]["replicas"]["groups"][0]["resources"] == asked
+    # Without them the group keeps what it has.
+    (alone,) = written(file, *words, *in_force(tmp_path, [h100]))[0]["workerGroups"]
+    assert alone == h100 | {"minReplicas": 7, "maxReplicas": 7}
+
+
+def test_gke_groups_in_force_are_of_the_accelerator_that_they_name(file, tmp_path):
+    words = ("--need", "small=9000", "--need", "large/gpu=9000", "--devices", "gke")
+    (old,) = written(file, *words, gpus=["a100-80"])[0]["workerGroups"]
+    kept, new = written(file, *words, *in_force(tmp_path, [old]))[0]["workerGroups"]
+    assert kept == old
+    assert (new["name"], new["resources"]) == ("mig-1g-10gb-h100-80", {"gpu_h100_80": 1})
+
+
+@pytest.mark.parametrize("devices", ["gke", "dra"])
+def test_groups_in_force_that_get_slices_another_way_are_refused(file, tmp_path, devices):
+    groups = written(file, *NEEDS)[0]["workerGroups"]
+    words = (*NEEDS, "--devices", devices, *in_force(tmp_path, groups))
+    result = run(file, *words)
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert "mig-1g-10gb, mig-3g-40gb of" in said
+    assert f"another way than --devices {devices}; leave --values out" in said
+    # Those of other profiles do not matter.
+    groups = [{"name": "other", "migProfile": "1g.18gb", "maxReplicas": 4}]
+    assert written(file, *words, *in_force(tmp_path, groups))
 
 
 def test_gke_cuts_a_node_pool_alike_so_each_profile_has_gpus_of_its_own(file):
@@ -299,14 +358,28 @@ def test_gke_cuts_a_node_pool_alike_so_each_profile_has_gpus_of_its_own(file):
 
 
 @pytest.mark.parametrize(
+    ("gpu", "profile"), [("a100-40", "2g.10gb"), ("a100-80", "2g.20gb"), ("h100-80", "1g.20gb")]
+)
+def test_gke_has_slices_of_double_memory_from_the_h100_on(file, gpu, profile):
+    mib = 9_800 if gpu == "a100-40" else 15_000
+    words = (f"--need=small={mib}", f"--need=large/gpu={mib}")
+    (group,) = written(file, *words, "--devices=gke", gpus=[gpu])[0]["workerGroups"]
+    assert group["migProfile"] == profile
+    (group,) = written(file, *words, gpus=[gpu])[0]["workerGroups"]
+    assert group["migProfile"].startswith("1g.")  # the device plugin has them of all
+
+
+@pytest.mark.parametrize(
     ("gpu", "accelerator"),
     [
         ("a100-40", "nvidia-tesla-a100"), ("a100-80", "nvidia-a100-80gb"),
         ("h200-141", "nvidia-h200-141gb"), ("b200-180", "nvidia-b200"),
+        ("gb200-186", "nvidia-gb200"),
     ],
 )  # fmt: skip
 def test_gke_names_its_accelerators(file, gpu, accelerator):
     words = ("--need=small=4000", "--need=large/gpu=4000", "--devices=gke")
+    words += ("--usable=1g.23gb=20000",) if gpu == "gb200-186" else ()
     values, _ = written(file, *words, gpus=[gpu])
     (group,) = values["workerGroups"]
     assert group["nodeSelector"] == {"cloud.google.com/gke-accelerator": accelerator}
