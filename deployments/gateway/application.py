@@ -47,6 +47,7 @@ from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
     OperatorsSwitch,
     PublishedTenants,
+    RevokedFolder,
     RevokedKeys,
     TenantsPath,
     TenantsSource,
@@ -61,6 +62,8 @@ from deployments.process.sockets import client_tls
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import MIB, GatewaySettings
 
+REVOKED_KEYS = "HEADRACE_REVOKED_KEYS"
+"""A folder on this node that names keys which are revoked in every cluster; unset: none."""
 _REFRESH_S = 1.0  # how often metrics are refreshed, and the registry is told of this gateway
 _TENANTS_S = 0.5  # how often tenants are read: a revoked key is refused this long afterwards
 _PUSH_ANSWER_S = 2.0  # how long the registry may take for an answer
@@ -245,6 +248,8 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
     publishes them may start at the same time. Raises SettingsErrors where there are none."""
     source: TenantsSource = TenantsPath(path) if path else _published()
     revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
+    if folder := os.environ.get(REVOKED_KEYS):
+        revoked = replace(revoked, listed=RevokedFolder(Path(folder)).hashes)
     for _ in range(_TENANTS_TRIES):
         there = await asyncio.to_thread(source.signature) is not None
         if there and await asyncio.to_thread(_can_be_fetched, revoked):
@@ -256,6 +261,7 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
 def _can_be_fetched(revoked: RevokedKeys) -> bool:
     try:
         revoked.fetch()
+        revoked.listed()
     except Exception:
         return False
     return True

@@ -1,4 +1,6 @@
-"""What may be shown of keys: ids, owners, validity and states; never a key or its hash."""
+"""What may be shown of keys: ids, owners, validity and states; never a key.
+
+Of hashes only that of a key that was revoked."""
 
 from __future__ import annotations
 
@@ -19,6 +21,19 @@ class KeyRow(TypedDict):
     expires: str | None  # as the tenants file has it
     not_before: str | None  # as the tenants file has it
     models: list[str] | None  # None: all that its owner may use
+
+
+class RevokedKey(TypedDict):
+    """The answer to who has revoked a key. Its hash opens nothing any more, and is what other
+    clusters must know."""
+
+    revoked: str  # its id
+    owner: str  # as in `KeyRow`
+    hash: str
+
+
+def revoked_key(owner: str, key: OperatorKeySettings) -> RevokedKey:
+    return {"revoked": key.kid, "owner": owner, "hash": key.hash}
 
 
 def key_rows(

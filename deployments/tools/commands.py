@@ -308,14 +308,20 @@ def list_keys(file: Path | None, where: Where) -> None:
 @key.command(epilog="Example: headrace key revoke laptop own.yaml")
 @click.argument("name", metavar="ID")
 @click.argument("file", type=FILE, required=False)
+@click.option(
+    "--release",
+    metavar="NAMESPACE/NAME",
+    help="A RayService on Kubernetes, for every cluster that it has or gets (with kubectl).",
+)
 @reaches()
-def revoke(name: str, file: Path | None, where: Where) -> None:
+def revoke(name: str, file: Path | None, release: str | None, where: Where) -> None:
     """Revoke a key, by its id or hash: at a running server, at once and for good.
 
     With FILE the key is removed from that settings or tenants file, and a server is told only if
-    --port or --url names one.
+    --port or --url names one. With --release, use --url too: it ends the key at once where callers
+    are answered, the release within two minutes everywhere.
     """
-    call("deployments.tools.keys", "revoke", name, file, where)
+    call("deployments.tools.keys", "revoke", name, file, where, release)
 
 
 @click.group()

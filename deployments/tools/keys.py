@@ -1,8 +1,8 @@
 """`headrace key new | list | revoke`: keys of tenants and operators, in a file or a running server.
 
 A key is printed once, when it is made, and stored nowhere; files hold only its hash. A key that is
-revoked at a running server ends at once and for good. A key that is removed from a file ends when
-the file is applied.
+revoked at a running server ends at once and for good; for a release on Kubernetes, in every cluster
+that it has or gets. A key that is removed from a file ends when the file is applied.
 
 A file that a person wrote is edited as text: it is parsed to YAML nodes, which know their places,
 and only the characters or lines of the key are inserted or cut, so comments and layout survive. The
@@ -11,8 +11,11 @@ result is parsed before it replaces the file, and must differ by that key alone.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import yaml
@@ -36,6 +39,8 @@ from deployments.settings.tree import TenantsSettings
 from deployments.settings_files.load import parse_tenants
 from deployments.tools import operator
 from deployments.tools.where import Where
+
+_KUBECTL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +102,34 @@ def show(file: Path | None, where: Where) -> int:
     return 0
 
 
-def revoke(name: str, file: Path | None, where: Where) -> int:
-    """Revoke a key at a running server (if one is named, or no file is), and remove it from the
-    file, if one is given. The file comes last: the server may read it to find the key by its id.
+def revoke(name: str, file: Path | None, where: Where, release: str | None) -> int:
+    """Revoke a key at a running server (if one is named, or neither file nor release is), for all
+    clusters of a `release` on Kubernetes, and remove it from the file. The file comes last: the
+    server may read it to find the key by its id.
     """
+    told: Mapping[str, Any] = {"revoked": name, "owner": "", "hash": name}
     if where.url is not None:
-        _say(operator.revoke(name, where.url), where.url)
+        told = _said(operator.revoke(name, where.url), where.url)
         if file is None:
             click.echo("remove it from the server's settings file or tenants file too")
     elif where.address is not None:
         with where.audited("key revoke", f"key {audit.nameable(name)}"):
-            _say(where.cluster().revoke(name), where.address)
+            told = _said(where.cluster().revoke(name), where.address)
         if file is None:
             click.echo("remove it from the settings file too")
-    elif file is None or where.port is not None:
+    elif where.port is not None or (file is None and release is None):
         state = where.server()
         here = Where(state.port)
         with here.audited("key revoke", f"key {audit.nameable(name)}"):
-            _say(here.ask({"do": "revoke", "key": name}), f"port {state.port}")
+            told = _said(here.ask({"do": "revoke", "key": name}), f"port {state.port}")
         if file is None:
             click.echo(f"remove it from {state.settings_path} or the tenants file too")
+    if release is not None:
+        if not HASH.fullmatch(told["hash"]):
+            raise CannotRevoke(f"{name!r} is no hash; must be one, or --url be given to ask for it")
+        with _audited("key revoke", f"key {audit.nameable(told['revoked'])}", release):
+            Release.called(release).revoke(told["hash"], f"{told['revoked']} {told['owner']}")
+        click.echo(f"{release}: revoked {told['revoked']} in every cluster, of later upgrades too")
     if file is not None:
         with _audited("key revoke", f"key {audit.nameable(name)}", file):
             owner = remove_key(file, name)
@@ -124,13 +137,15 @@ def revoke(name: str, file: Path | None, where: Where) -> int:
     return 0
 
 
-def _audited(verb: str, what: str, file: Path) -> AbstractContextManager[object]:
-    line = AuditLine(audit.user(), verb, what, str(file.absolute()))
+def _audited(verb: str, what: str, where: Path | str) -> AbstractContextManager[object]:
+    at = str(where.absolute()) if isinstance(where, Path) else where
+    line = AuditLine(audit.user(), verb, what, at)
     return audit.audited(line, commands_audit_file(state_folder()))
 
 
-def _say(answer: dict[str, Any], where: str) -> None:
+def _said(answer: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     click.echo(f"{where}: revoked {answer['revoked']} of {answer['owner']}")
+    return answer
 
 
 def _table(rows: list[KeyRow]) -> list[str]:
@@ -144,6 +159,66 @@ def _table(rows: list[KeyRow]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
+
+
+# ---- keys of a release on Kubernetes -------------------------------------------------------------
+
+HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class CannotRevoke(Exception):
+    """The key was not revoked for a release's clusters; the message says why."""
+
+
+class Release(NamedTuple):
+    """A RayService. The gateways of all its clusters mount the ConfigMap NAME-revoked-keys where it
+    is there; no chart makes it, so that no upgrade or rollback takes a key out."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def called(cls, name: str) -> Release:
+        parts = name.split("/")
+        if len(parts) != 2 or not all(parts):
+            raise CannotRevoke(f"{name!r} is no release; must be NAMESPACE/RAYSERVICE")
+        return cls(*parts)
+
+    def revoke(self, key_hash: str, note: str) -> None:
+        """Note the hash, with `kubectl` and the rights of whoever runs this. Raises
+        CannotRevoke."""
+        config_map = f"{self.name}-revoked-keys"
+        found = HASH.fullmatch(key_hash)
+        assert found is not None
+        data = {"data": {found[1]: note.strip()}}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_map}, **data}
+        patch = ("patch", "configmap", config_map, "--type=merge", "-p", json.dumps(data))
+        said = self._kubectl(*patch)
+        if "(NotFound)" in said:
+            said = self._kubectl("create", "-f", "-", given=json.dumps(made))
+        if "(AlreadyExists)" in said:  # somebody else has made it meanwhile
+            said = self._kubectl(*patch)
+        if said:
+            raise CannotRevoke(
+                f"ConfigMap {config_map}: {said}; another cluster of {self.name} accepts the key; "
+                "run this again"
+            )
+
+    def _kubectl(self, *arguments: str, given: str = "") -> str:
+        """What it complains of; "" if it has done it."""
+        command = ["kubectl", "-n", self.namespace, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                input=given,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_KUBECTL_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            return f"kubectl cannot be run: {fault}"
+        return (done.stderr.strip() or "kubectl failed") if done.returncode else ""
 
 
 # ---- one key in a file ---------------------------------------------------------------------------

@@ -54,6 +54,11 @@ BEFORE: Values = {
     "faultTolerance": {"redisAddress": "redis:6379"},
     "storage": {"type": "pvc"},
 }
+EXTERNAL = {
+    "name": "demo-headrace-tenants-1",
+    "storeRef": {"name": "vault", "kind": "ClusterSecretStore"},
+    "data": [{"secretKey": "acme.yaml", "remoteRef": {"key": "acme"}}],
+}
 KEEP = [{"key": "a", "operator": "Exists"}]
 
 
@@ -127,6 +132,9 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateways.minAvailable`": {"gateways": {"minAvailable": 1}},
         "`serviceAccount.annotations`": {"serviceAccount": {"annotations": {"a.example/b": "c"}}},
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
+        "another of `tenantFiles.externalSecrets`, named `NAME-tenants-1` to `-20`": {
+            "tenantFiles": {"externalSecrets": [EXTERNAL]}
+        },
         "`service.type`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
         "`service.annotations`, heeded when KubeRay makes the Service, and never again": {
             "service": {"annotations": {"a.example/b": "c"}}
@@ -193,7 +201,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`storage.path`": {"storage": {"path": "/srv"}},
         "`storage.pvc.existingClaim`": {"storage": {"pvc": {"existingClaim": "a"}}},
         "`cache`": {"cache": {"size": "99Gi"}},
-        "another Secret in `tenantFiles.existingSecrets`": {
+        "another Secret in `tenantFiles.existingSecrets`, of another name": {
             "tenantFiles": {"existingSecrets": ["keys", "more"]}
         },
         "`gateway.tenants_path`": _gateway(tenants_path="/etc/others"),
@@ -217,7 +225,8 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
 # Of no value: pods read these Secrets as files.
 ELSEWHERE = (
     "a key more, or fewer, in a Secret of `tenantFiles`",
-    "the Secret `NAME-tenants`, made or deleted",
+    "the Secret `NAME-tenants`, and `NAME-tenants-1` to `-20`, made or deleted",
+    "a key that is revoked (`headrace key revoke`)",
 )
 
 

@@ -5,11 +5,14 @@ rename or a switched link), or what was published in the cluster's store. Whiche
 cannot be used, or is gone, leaves the last good one in force and says why; nothing at all never
 means that everybody may come in, and neither do lists of keys that are gone. Beside them, keys that
 were revoked open nothing, whatever the tenants say: revoking waits for no file and no deployment.
+A folder may name revoked keys too, so that another cluster knows them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -19,7 +22,7 @@ from typing import Protocol
 
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.process import audit
-from deployments.process.key_list import KeyRow, key_rows
+from deployments.process.key_list import KeyRow, RevokedKey, key_rows, revoked_key
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
@@ -31,6 +34,8 @@ _OPENS = (
     "with gateway.auth: open, if that is meant"
 )
 _PUBLISHED = "the published tenants"
+_HASH = re.compile(r"[0-9a-f]{64}")
+logger = logging.getLogger("headrace.gateway")
 
 
 class TenantsSource(Protocol):
@@ -146,11 +151,30 @@ def _nowhere(key_hash: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKeys:
-    """Hashes of keys that open nothing any more, for all gateways; either may raise what the store
-    raises."""
+    """Hashes of keys that open nothing any more, for all gateways: of the cluster's store, to which
+    `add` adds one, and of a folder that outlives the cluster. Each may raise."""
 
     fetch: Callable[[], frozenset[str]] = frozenset
     add: Callable[[str], None] = _nowhere
+    listed: Callable[[], frozenset[str]] = frozenset
+
+
+class RevokedFolder:
+    """A folder on this node whose files are named by the hashes, without `sha256:`, of keys that
+    are revoked (a mounted ConfigMap). What is in the files is for people."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._told: set[str] = set()
+
+    def hashes(self) -> frozenset[str]:
+        """Raises OSError where the folder cannot be read."""
+        names = {each for each in os.listdir(self._path) if not each.startswith(".")}
+        wrong = {each for each in names if not _HASH.fullmatch(each)}
+        for each in wrong - self._told:
+            logger.error("%s: revokes no key: a file's name must be 64 hex digits", each)
+        self._told |= wrong
+        return frozenset(f"sha256:{each}" for each in names - wrong)
 
 
 class LiveTenants:
@@ -233,12 +257,14 @@ class LiveTenants:
 
     def _look_for_revoked(self) -> tuple[bool, bool]:
         """Whether what is revoked could be had, and whether it is other than it was."""
-        try:
-            revoked = self._revocations.fetch()
-        except Exception:  # whatever keeps the store from answering: the last ones stay revoked
-            return False, False
+        found, revoked = True, frozenset[str]()
+        for ask in (self._revocations.fetch, self._revocations.listed):
+            try:
+                revoked |= ask()
+            except Exception:  # whatever keeps it from answering: the last ones stay revoked
+                found, revoked = False, revoked | self._revoked
         changed, self._revoked = revoked != self._revoked, revoked
-        return True, changed
+        return found, changed
 
     def publish_frozen(self, frozen: bool) -> None:
         """The controllers' switch, for all gateways, whatever tenants are published. Raises
@@ -248,12 +274,12 @@ class LiveTenants:
     def key_rows(self) -> list[KeyRow]:
         return key_rows(self._settings.all_keys(), self._revoked, self._wall())
 
-    def revoke(self, name: str) -> tuple[str, str]:
+    def revoke(self, name: str) -> RevokedKey:
         """As `KnownTenants`; raises what the store raises besides."""
         owner, key = self._settings.key_called(name)
         self._revocations.add(key.hash)
         self.refresh()
-        return key.kid, owner
+        return revoked_key(owner, key)
 
     def _read(self) -> None:
         self._take(self._source.read(self._priorities))

@@ -55,7 +55,9 @@ def store() -> Store:
 @pytest.mark.parametrize("name", ["b", HASHES["b"]])
 def test_a_key_is_revoked_by_its_id_or_hash(tmp_path: Path, store: Store, name: str) -> None:
     keys = made(store, tmp_path)
-    assert keys.revoke({"key": name}) == {"revoked": "b", "owner": "tenant acme"}
+    assert keys.revoke({"key": name}) == {
+        "revoked": "b", "owner": "tenant acme", "hash": HASHES["b"],
+    }  # fmt: skip
     assert store.hashes == {HASHES["b"]}
 
 

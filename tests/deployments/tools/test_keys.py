@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,3 +131,62 @@ def test_a_key_is_revoked_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> 
         ("GET", "/admin/keys", {}),
     ]
     assert run("revoke", "laptop", "--url", "http://x", "--port", "1").exit_code == 2
+
+
+# ---- for all clusters of a release on Kubernetes ----------------------------------------------
+
+
+KUBECTL = """\
+#!/bin/sh
+printf '%s ' "$@" >> {calls}
+cat >> {calls}; echo >> {calls}
+case "$3" in patch) echo 'Error from server (NotFound): no such' >&2; exit 1;; esac
+"""
+
+
+@pytest.fixture
+def kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The calls of a `kubectl` whose cluster has no such ConfigMap yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    calls, program = tmp_path / "calls", tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(KUBECTL.format(calls=calls))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return calls
+
+
+def test_one_command_ends_a_key_where_callers_are_answered_and_in_all_clusters(
+    monkeypatch: pytest.MonkeyPatch, kubectl: Path
+) -> None:
+    answer = {"revoked": "laptop", "owner": "tenant acme", "hash": HASH}
+    monkeypatch.setattr(operator, "_ask", lambda *_, **__: answer)
+    done = run("revoke", "laptop", "--url", "http://x", "--release", "headrace/demo-headrace")
+    assert done.exit_code == 0, done.output
+    assert "http://x: revoked laptop of tenant acme" in done.stdout
+    assert "headrace/demo-headrace: revoked laptop in every cluster" in done.stdout
+    patched, created = kubectl.read_text().splitlines()
+    assert patched.startswith("-n headrace patch configmap demo-headrace-revoked-keys --type=merge")
+    assert created.startswith("-n headrace create -f -")
+    made = json.loads(created.removeprefix("-n headrace create -f -"))
+    assert made["metadata"]["name"] == "demo-headrace-revoked-keys"
+    assert made["data"] == {"1" * 64: "laptop tenant acme"}
+
+
+def test_a_hash_needs_no_server_and_an_id_does(kubectl: Path) -> None:
+    assert run("revoke", HASH, "--release", "headrace/demo").exit_code == 0
+    kubectl.unlink()
+    done = run("revoke", "laptop", "--release", "headrace/demo")
+    assert done.exit_code == 1
+    assert "'laptop' is no hash; must be one, or --url be given" in done.stderr
+    done = run("revoke", HASH, "--release", "demo")
+    assert (done.exit_code, "must be NAMESPACE/RAYSERVICE" in done.stderr) == (1, True)
+    assert not kubectl.exists()
+
+
+def test_what_kubectl_refuses_is_told(kubectl: Path) -> None:
+    program = kubectl.parent / "bin" / "kubectl"
+    program.write_text("#!/bin/sh\necho 'Forbidden: cannot patch' >&2; exit 1\n")
+    done = run("revoke", HASH, "--release", "headrace/demo")
+    assert done.exit_code == 1
+    assert "Forbidden: cannot patch; another cluster of demo accepts the key" in done.stderr

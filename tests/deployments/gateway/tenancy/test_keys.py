@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from deployments.contract.errors import Forbidden, OverOwnLimit, Unauthorized
-from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
+from deployments.gateway.tenancy.live_tenants import (
+    LiveTenants,
+    PublishedTenants,
+    RevokedFolder,
+    RevokedKeys,
+)
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import KeyTable, Tenant, Tenants, hash_key
 from deployments.settings.key import OperatorKeySettings, moment_s
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
 
 BEGINS, ENDS = "2027-01-01T00:00:00Z", "2027-02-01T00:00:00Z"
@@ -217,6 +224,86 @@ def test_a_revoked_key_is_refused_at_the_next_look_whatever_the_tenants_say() ->
     assert not live.refresh()
 
 
+class TwoClusters:
+    """Each with a store of its own, and gateways on nodes that mount the same folder: the ConfigMap
+    of a release. `cluster(n)` starts a gateway there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stores = [Store(text_of("old", "new")), Store(text_of("old", "new"))]
+        self.folder = folder
+
+    def cluster(self, number: int) -> LiveTenants:
+        store = self.stores[number]
+        listed = RevokedFolder(self.folder).hashes
+        revoked = RevokedKeys(store.fetch_revoked, store.revoke, listed)
+        return LiveTenants(PublishedTenants(store.fetch), revoked=revoked)
+
+    def names(self, key: str) -> None:
+        """As the kubelet mounts a ConfigMap: a link to a file of a folder beside."""
+        (self.folder / "..data").mkdir(exist_ok=True)
+        name = hash_key(f"hr_{key}").removeprefix("sha256:")
+        (self.folder / "..data" / name).write_text(f"{key} tenant a")
+        (self.folder / name).symlink_to(self.folder / "..data" / name)
+
+
+def test_what_one_cluster_revokes_alone_opens_in_another(tmp_path: Path) -> None:
+    """KubeRay gives each cluster a control store of its own: hence the folder."""
+    clusters = TwoClusters(tmp_path)
+    serving, pending = clusters.cluster(0), clusters.cluster(1)
+    serving.revoke("old")
+    assert not pending.refresh()
+    assert by(pending.current, "old").key == "old"
+
+
+def test_a_key_in_the_folder_ends_in_all_clusters_and_those_to_come(tmp_path: Path) -> None:
+    clusters = TwoClusters(tmp_path)
+    serving = clusters.cluster(0)
+    pending = clusters.cluster(1)
+    serving.revoke("old")
+    clusters.names("old")
+    assert pending.refresh()
+    clusters.stores.append(Store(text_of("old", "new")))  # a rollback starts a third
+    for each in (serving, pending, clusters.cluster(2)):
+        each.refresh()
+        refusal(each.current, "old")
+        assert by(each.current, "new").key == "new"
+
+
+def test_the_folder_is_heard_while_the_store_is_away_and_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    clusters = TwoClusters(tmp_path / "mounted")
+    clusters.folder.mkdir()
+    live, (store, _) = clusters.cluster(0), clusters.stores
+    store.away = True
+    clusters.names("old")
+    assert live.refresh()
+    refusal(live.current, "old")
+    assert by(live.current, "new").key == "new"
+    store.away = False
+    clusters.folder.rename(tmp_path / "gone")
+    store.revoke(hash_key("hr_new"))
+    assert live.refresh()
+    for key in ("old", "new"):
+        refusal(live.current, key)  # what was revoked stays so
+    with pytest.raises(SettingsErrors, match="cannot be had yet"):
+        clusters.cluster(0)
+
+
+def test_a_file_that_is_no_hash_is_told_of_once_and_keeps_nothing_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters = TwoClusters(tmp_path)
+    clusters.names("old")
+    (tmp_path / "laptop").write_text("")
+    live = clusters.cluster(0)
+    live.refresh()
+    refusal(live.current, "old")
+    assert [each.getMessage() for each in caplog.records] == [
+        "laptop: revokes no key: a file's name must be 64 hex digits"
+    ]
+
+
 def test_a_key_is_revoked_beside_tenants_that_cannot_be_read() -> None:
     store, clock = Store(text_of("old")), [0.0]
     live = lively(store, clock)
@@ -263,7 +350,8 @@ def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
 
 def test_a_key_is_revoked_by_its_name_and_listed_so() -> None:
     live = lively(Store(text_of("old", "new")), [0.0])
-    assert live.revoke("old") == ("old", "tenant a")
+    found = {"revoked": "old", "owner": "tenant a", "hash": hash_key("hr_old")}
+    assert live.revoke("old") == found
     refusal(live.current, "old")
     assert {row["id"]: row["state"] for row in live.key_rows()} == {"old": "revoked", "new": "good"}
     with pytest.raises(ValueError, match="no key is called 'gone'; there are: old, new"):
