@@ -53,7 +53,14 @@ from deployments.gateway.tenancy.live_tenants import (
     TenantsSource,
 )
 from deployments.gateway.tenancy.rates import MAX_USED
-from deployments.process import actors, audit, listening_socket, tenants_store
+from deployments.process import (
+    actors,
+    audit,
+    haproxy_settings,
+    listening_socket,
+    log_choice,
+    tenants_store,
+)
 from deployments.process.actors import registry
 from deployments.process.audit import AuditLine
 from deployments.process.loop_watch import watch_process
@@ -97,6 +104,7 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings)
+        await asyncio.to_thread(log_choice.publish, settings.log.level, settings.log.format)
         self._pool = FairThreadPool(settings.preprocess.workers, _MAX_PENDING)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)
@@ -123,7 +131,7 @@ class Gateway:
             loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, MIN_BYTES_PER_S)
-        fast_path.install(self._app)
+        fast_path.install(self._app, haproxy_settings.page(settings))
         holder = listening_socket.path_of_holder()
         self._direct = DirectServer(self._app, settings) if holder else None
         self._ending = GatewayShutdown(

@@ -102,7 +102,16 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.channel` without files": _gateway(
             channel={"first_port": 20000, "last_port": 20063}
         ),
+        "`gateway.log.level`": _gateway(log={"level": "debug"}),
+        "`gateway.log.format`": _gateway(log={"format": "text"}),
         "`gateway.auth`": _gateway(auth="open"),
+        "`gateway.trusted_proxies`": _gateway(trusted_proxies=["10.0.0.0/8"]),
+        "`gateway.compression`": _gateway(compression=True),
+        "`gateway.limits.max_requests`": _gateway(limits={"max_requests": 9}),
+        "`gateway.limits.max_body_bytes`": _gateway(limits={"max_body_bytes": 4096}),
+        "`gateway.limits.headers_timeout_s`": _gateway(limits={"headers_timeout_s": 9}),
+        "`gateway.limits.body_timeout_s`": _gateway(limits={"body_timeout_s": 9}),
+        "`gateway.limits.connections_per_source`": _gateway(limits={"connections_per_source": 9}),
     },
     Outcome.COUNTS: {
         "`gateway.replicas`": _gateway(replicas=4),
@@ -208,19 +217,26 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.port`": _gateway(port=9000),
         "`gateway.metrics_port`": _gateway(metrics_port=9500),
         "`gateway.replicas_per_node`": _gateway(replicas_per_node=2),
-        "`gateway.log.level`, `format`": _gateway(log={"level": "debug"}),
+        "`gateway.haproxy_metrics_port`, `haproxy_stats_port`": _gateway(haproxy_metrics_port=9102),
+        "`gateway.haproxy_admin_host`": _gateway(haproxy_admin_host="0.0.0.0"),
         "`gateway.haproxy_threads`": _gateway(haproxy_threads=2),
-        "`gateway.trusted_proxies`": _gateway(trusted_proxies=["10.0.0.0/8"]),
         "`gateway.replay`": _gateway(replay=False),
-        "`gateway.compression`": _gateway(compression=True),
-        "`gateway.limits.max_requests`": _gateway(limits={"max_requests": 9}),
-        "`gateway.limits.max_body_bytes`": _gateway(limits={"max_body_bytes": 4096}),
-        "`gateway.limits.headers_timeout_s`": _gateway(limits={"headers_timeout_s": 9}),
-        "`gateway.limits.body_timeout_s`": _gateway(limits={"body_timeout_s": 9}),
-        "`gateway.limits.connections_per_source`": _gateway(limits={"connections_per_source": 9}),
     },
 }  # fmt: skip
 
+
+WHY = """\
+Why the rest needs another cluster:
+
+- **A pod's own**: image, user, CPUs, memory, devices, volumes, environment, accounts, nodes,
+  ports of containers (`gateway.port`, `metrics_port`, `replicas_per_node`), and `drainSeconds`,
+  its time to end. Kubernetes changes no pod that runs.
+- **Ray's start**: `rayVersion`, `auth`, `faultTolerance`, labels, resources, object stores, what
+  its autoscaler is told. `ray start` reads it once.
+- **HAProxy's start**: `gateway.haproxy_threads`, ports, addresses, `gateway.tls`. Serve's manager
+  of HAProxy has them from its environment, before there is a gateway to ask.
+- **`gateway.replay`**: a HAProxy that has not heard of it would repeat what must not run twice.
+""".splitlines()
 
 # Of no value: pods read these Secrets as files.
 ELSEWHERE = (
@@ -282,9 +298,11 @@ def page() -> str:
         *(f"| {each} | {len(CHANGES[each])} | {SAID[each]} |" for each in CHANGES),
         "",
         "A change of several is the largest of them: another cluster before all others.",
-        "Some settings of the gateway are environment, which Ray's processes and HAProxy read when",
-        "they start: hence another cluster for those. `gateway.keep_alive_s` is heard then too,",
-        "and starts none by itself.",
+        "A change of `gateway` replaces the gateways, and no other replica. Whenever they are,",
+        "HAProxy asks them for its bounds; how to log, all processes hear of them within 5 s.",
+        "`gateway.keep_alive_s` is heard by the next cluster, and starts none by itself.",
+        "",
+        *WHY,
     ]
     for each, changes in CHANGES.items():
         lines += ["", f"## {each[0].upper() + each[1:]}", "", "| change |", "|---|"]

@@ -179,10 +179,12 @@ def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() 
     for gateway in ({"replay": False}, {"host": "127.0.0.1"}, {"haproxy_stats_port": 9999}):
         with pytest.raises(ClusterError, match="hears only when it starts"):
             cluster(serve).deploy(settings(gateway=gateway))
-    limits = {"limits": {"max_requests": 7}}
-    later = settings(gateway=limits)
-    assert cluster(serve).waiting_for_restart(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
-    assert [d.kind for d in cluster(serve).deploy(settings(gateway=limits)).differences] == [
+    told = {"limits": {"max_requests": 7}, "trusted_proxies": ["10.0.0.0/8"]}
+    assert cluster(serve).waiting_for_restart(settings(gateway=told)) == []  # gateways tell HAProxy
+    threads = {"haproxy_threads": 3}
+    later = settings(gateway=threads)
+    assert cluster(serve).waiting_for_restart(later) == ["RAY_SERVE_HAPROXY_NBTHREAD"]
+    assert [d.kind for d in cluster(serve).deploy(settings(gateway=threads)).differences] == [
         "restarted"
     ]
     assert cluster(serve).waiting_for_restart(later) == []
