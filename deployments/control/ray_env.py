@@ -117,7 +117,6 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
     if gateway.ingress == "direct":
         return
     for name, value, why in (
-        ("RAY_SERVE_HAPROXY_NBTHREAD", gateway.haproxy_threads, "gateway.haproxy_threads"),
         ("RAY_SERVE_HAPROXY_STATS_PORT", gateway.haproxy_stats_port, "gateway.haproxy_stats_port"),
         ("RAY_SERVE_HAPROXY_METRICS_PORT", gateway.haproxy_metrics_port,
          "gateway.haproxy_metrics_port"),

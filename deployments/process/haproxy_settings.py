@@ -43,6 +43,7 @@ TOLD: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
     "HEADRACE_HAPROXY_MAX_REQUESTS": (
         "gateway.limits.max_requests", lambda g: g.limits.max_requests
     ),
+    "HEADRACE_HAPROXY_THREADS": ("gateway.haproxy_threads", lambda g: g.haproxy_threads),
     "HEADRACE_HAPROXY_COMPRESSION": ("gateway.compression", lambda g: int(g.compression)),
 }  # fmt: skip
 """Variables of `headrace-haproxy`, by name: what each is for, and its value."""

@@ -102,6 +102,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.channel` without files": _gateway(
             channel={"first_port": 20000, "last_port": 20063}
         ),
+        "`gateway.haproxy_threads`": _gateway(haproxy_threads=2),
         "`gateway.log.level`": _gateway(log={"level": "debug"}),
         "`gateway.log.format`": _gateway(log={"format": "text"}),
         "`gateway.auth`": _gateway(auth="open"),
@@ -219,7 +220,6 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.replicas_per_node`": _gateway(replicas_per_node=2),
         "`gateway.haproxy_metrics_port`, `haproxy_stats_port`": _gateway(haproxy_metrics_port=9102),
         "`gateway.haproxy_admin_host`": _gateway(haproxy_admin_host="0.0.0.0"),
-        "`gateway.haproxy_threads`": _gateway(haproxy_threads=2),
         "`gateway.replay`": _gateway(replay=False),
     },
 }  # fmt: skip
@@ -233,8 +233,8 @@ Why the rest needs another cluster:
   its time to end. Kubernetes changes no pod that runs.
 - **Ray's start**: `rayVersion`, `auth`, `faultTolerance`, labels, resources, object stores, what
   its autoscaler is told. `ray start` reads it once.
-- **HAProxy's start**: `gateway.haproxy_threads`, ports, addresses, `gateway.tls`. Serve's manager
-  of HAProxy has them from its environment, before there is a gateway to ask.
+- **HAProxy's start**: ports, addresses, `gateway.tls`. HAProxy has them from the environment of
+  Serve's manager, before there is a gateway to ask.
 - **`gateway.replay`**: a HAProxy that has not heard of it would repeat what must not run twice.
 """.splitlines()
 

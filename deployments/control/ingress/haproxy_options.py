@@ -48,6 +48,7 @@ class HAProxyOptions(NamedTuple):
     max_body_bytes: int = 64 * 1024 * 1024  # the gateway refuses longer bodies
     max_requests: int = 2000  # a gateway's own bound, which tenants share
     max_connections: int = 65_536
+    threads: int = 1  # of HAProxy
     source_connections: int = 0  # of one address; 0: no bound of its own
     trusted_proxies: tuple[str, ...] = ()  # networks that are believed about a request's source
     certificate: str = ""  # PEM file; "": none
@@ -95,6 +96,8 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
 
 # ---- what the gateways say ----------------------------------------------------------------------
 
+# Other people's applications may have replicas in sections of their own.
+_GATEWAYS = re.compile(r"^backend http-gateway\n((?: .*\n|\n)*)", re.MULTILINE)
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_\S+ (\S+):(\d+) ", re.MULTILINE)
 _ANSWER_S = 0.3  # a gateway's, which takes a millisecond
 _ANSWERS_S = 1.0  # all gateways' together: callers wait for HAProxy
@@ -103,7 +106,8 @@ _ANSWERS_S = 1.0  # all gateways' together: callers wait for HAProxy
 def options_now(environ: Mapping[str, str], config: str, kept: str) -> HAProxyOptions:
     """The options of the environment and, before them, of a gateway that the configuration names.
     Where none answers, what one said last stays, which the file `kept` has. Raises Refused."""
-    told = _ask(_GATEWAY.findall(config))
+    section = _GATEWAYS.search(config)
+    told = _ask(_GATEWAY.findall(section[1]) if section else [])
     if told is not None:
         with contextlib.suppress(OSError):  # the next start asks again
             with open(f"{kept}.new", "wb") as file:
@@ -150,4 +154,7 @@ def _asked(host: str, port: int, limit_s: float) -> dict[str, str]:
     if not re.match(rb"HTTP/1\.1 200 ", head):
         raise ValueError("no gateway of ours")
     told = haproxy_settings.read(body)
-    return {name: value for name, value in told.items() if name in haproxy_settings.TOLD}
+    known = {name: value for name, value in told.items() if name in haproxy_settings.TOLD}
+    if not known:
+        raise ValueError("no gateway of ours")
+    return known

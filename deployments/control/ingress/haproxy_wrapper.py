@@ -157,6 +157,8 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
+        Edit("HAProxy has as many threads as the settings say", "global",
+             r"( *nbthread )\d+\n", lambda m: f"{m[1]}{options.threads}\n"),
         Edit("heads that are too large get an answer that says so", "global",
              r"( *tune\.bufsize )(\d+)\n",
              lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),

@@ -22,10 +22,10 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (dig "limits" "connections_per_source" $d.limits.connections_per_source $g | int64)
   "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
+  "HEADRACE_HAPROXY_THREADS" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
   "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
 -}}
 {{- $haproxy := dict
-  "RAY_SERVE_HAPROXY_NBTHREAD" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
   "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
   "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
   "HEADRACE_HAPROXY_HOST" $host

@@ -181,12 +181,9 @@ def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() 
             cluster(serve).deploy(settings(gateway=gateway))
     told = {"limits": {"max_requests": 7}, "trusted_proxies": ["10.0.0.0/8"]}
     assert cluster(serve).waiting_for_restart(settings(gateway=told)) == []  # gateways tell HAProxy
-    threads = {"haproxy_threads": 3}
-    later = settings(gateway=threads)
-    assert cluster(serve).waiting_for_restart(later) == ["RAY_SERVE_HAPROXY_NBTHREAD"]
-    assert [d.kind for d in cluster(serve).deploy(settings(gateway=threads)).differences] == [
-        "restarted"
-    ]
+    later = settings(gateway={"drain_s": 900})
+    assert cluster(serve).waiting_for_restart(later) == ["RAY_SERVE_PORT_QUARANTINE_S"]
+    assert [d.kind for d in cluster(serve).deploy(later).differences] == ["restarted"]
     assert cluster(serve).waiting_for_restart(later) == []
 
 

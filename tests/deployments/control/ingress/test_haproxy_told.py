@@ -26,10 +26,11 @@ CHANGED: dict[str, Any] = {
     },
     "trusted_proxies": ["10.0.0.0/8", "fd00::/8"],
     "compression": True,
+    "haproxy_threads": 3,
 }  # fmt: skip
 HEARD = HAProxyOptions(
     headers_s=4, body_s=7, max_body_bytes=4096, max_requests=9, source_connections=5,
-    trusted_proxies=("10.0.0.0/8", "fd00::/8"), compression=True,
+    trusted_proxies=("10.0.0.0/8", "fd00::/8"), compression=True, threads=3,
 )  # fmt: skip
 
 
@@ -94,8 +95,18 @@ def test_what_was_told_last_stays_while_no_gateway_answers(tmp_path: Path) -> No
 def test_the_next_is_asked_where_one_is_away_or_none_of_ours(tmp_path: Path) -> None:
     with gateway(b"") as gone:
         pass
-    with gateway(b"Not Found", 404) as older, gateway(said(**CHANGED)) as ours:
-        assert now(tmp_path, gone, older, ours) == HEARD
+    with (
+        gateway(b"Not Found", 404) as older,
+        gateway(b"") as other,
+        gateway(said(**CHANGED)) as ours,
+    ):
+        assert now(tmp_path, gone, older, other, ours) == HEARD
+
+
+def test_replicas_of_other_applications_are_not_asked(tmp_path: Path) -> None:
+    with gateway(said(**CHANGED)) as port:
+        config = config_of(port).replace("backend http-gateway", "backend http-other")
+        assert options_now({}, config, str(tmp_path / "told")) == HAProxyOptions()
 
 
 def test_one_that_hangs_holds_haproxy_up_for_a_second_at_most(
