@@ -66,7 +66,8 @@ def _revoked_of(cluster: Object) -> tuple[Object, str]:
     (place,) = [each["value"] for each in ray["env"] if each["name"] == REVOKED_KEYS]
     assert place == mount["mountPath"]
     assert "subPath" not in mount, "a mount of a part never changes"
-    return volume["configMap"], place
+    (source,) = volume["projected"]["sources"]
+    return source["configMap"], place
 
 
 def test_a_revoked_key_ends_in_both_clusters_and_in_those_to_come(

@@ -203,9 +203,9 @@ spec:
 {{- if eq .component "gateways" }}
 # Made by `headrace key revoke --release`, not here: no upgrade or rollback takes a key out.
 - name: revoked-keys
-  configMap:
-    name: {{ include "headrace.fullname" .root }}-revoked-keys
-    optional: true
+  projected:
+    sources:
+      - configMap: {name: {{ include "headrace.fullname" .root }}-revoked-keys, optional: true}
 {{- end }}
 {{- if include "headrace.readsTenants" . }}
 {{- $own := printf "%s-tenants" (include "headrace.fullname" .root) }}
