@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deployments.process import line_files
-from deployments.process.key_list import RevokedKey, key_rows, revoked_key
+from deployments.process.key_list import key_rows, revoked_key
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import TenantsSettings
 from deployments.settings_files.load import load_tenants, parse_tenants
@@ -73,8 +73,9 @@ class KeyRevocation:
         keys = self._tenants().all_keys()
         return {"keys": key_rows(keys, self._store.revoked(), self._wall())}
 
-    def revoke(self, request: dict[str, Any]) -> RevokedKey | dict[str, str]:
-        """Revoke a key. `request`: {"key": id or hash}. Else returns {"error": why not}."""
+    def revoke(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Revoke a key. `request`: {"key": id or hash}. Returns a `RevokedKey`, or {"error": why
+        not}."""
         try:
             owner, key = self._tenants().key_called(request["key"])
         except ValueError as unknown:
@@ -82,7 +83,7 @@ class KeyRevocation:
         self._store.revoke(key.hash)
         if key.hash not in self._remembered():
             self._remember(key.hash)
-        return revoked_key(owner, key)
+        return dict(revoked_key(owner, key))
 
     def _tenants(self) -> TenantsSettings:
         """The tenants in force. Raises ValueError, of which SettingsErrors is one."""
