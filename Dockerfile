@@ -78,7 +78,8 @@ COPY --from=build-cpu /image/usr/local /usr/local
 USER 10001:10001
 
 # Triton, which torch and vLLM compile kernels with, calls a C compiler with Python's headers. The
-# driver's own libraries come from the node; ONNX Runtime finds the rest by LD_LIBRARY_PATH.
+# driver's own libraries come from the node, GKE's to /usr/local/nvidia; ONNX Runtime finds the rest by
+# LD_LIBRARY_PATH.
 FROM runtime AS cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -87,5 +88,5 @@ RUN apt-get update \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 COPY --from=build-cuda /image/usr/local /usr/local
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib:/usr/local/lib/python3.11/dist-packages/nvidia/cudnn/lib
+    LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib:/usr/local/lib/python3.11/dist-packages/nvidia/cudnn/lib:/usr/local/nvidia/lib64
 USER 10001:10001

@@ -4,13 +4,14 @@ Exact, by the placements that the driver allows. A GPU of this family has 8 memo
 compute slices. An instance covers a run of memory slices that may begin at certain places only, so
 two sums are not enough: 3g beside 3g leaves one compute slice that nothing can use. Every kind may
 stand wherever a larger kind may, so the smallest kind that holds a replica is never worse than
-another. Source: `nvidia-smi mig -lgipp`, the same on A100 and H100; NVIDIA's MIG user guide. Not
-modelled: GPUs of four compute slices (A30), media extensions (`+me`), the driver before R510.
+another. An A30 has 4 of each: its profiles fit together as three of these kinds do (`_A30_KINDS`).
+Source: `nvidia-smi mig -lgipp`, the same on A100 and H100; NVIDIA's MIG user guide, "Supported MIG
+Profiles". Not modelled: media extensions (`+me`), the driver before R510.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
@@ -113,9 +114,11 @@ def plus(counts: Counts, others: Counts) -> Counts:
     return tuple(a + b for a, b in zip(counts, others, strict=True))
 
 
-def left_over(counts: Counts) -> tuple[Counts, ...]:
-    """What still fits beside them: each largest choice, those of the largest kinds first."""
-    fitting = [each for each in feasible() if fits(plus(counts, each))]
+def left_over(counts: Counts, of: Collection[int] = range(len(KINDS))) -> tuple[Counts, ...]:
+    """What of these kinds still fits beside them: each largest choice, those of the largest kinds
+    first."""
+    wanted = (each for each in feasible() if not any(n for k, n in enumerate(each) if k not in of))
+    fitting = [each for each in wanted if fits(plus(counts, each))]
     largest = [each for each in fitting if not any(_within(each, other) for other in fitting)]
     return tuple(sorted(largest, key=lambda each: each[::-1], reverse=True))
 
@@ -152,6 +155,11 @@ class Profile:
         return KINDS[self.kind]
 
     @property
+    def compute(self) -> int:
+        """Compute slices of the GPU that it takes: 3 of 3g.40gb."""
+        return int(self.name.partition("g")[0])
+
+    @property
     def resource(self) -> str:
         """What the device plugin (`mig.strategy: mixed`) calls it, without the vendor."""
         return "mig-" + self.name.replace("+", ".")
@@ -164,10 +172,20 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """profiles: one of each kind, in the order of `KINDS`."""
+    """profiles: at most one of each kind, in the order of `KINDS`."""
 
     name: str
     profiles: tuple[Profile, ...]
+    memory_slices: int = MEMORY_SLICES
+    compute_slices: int = COMPUTE_SLICES
+
+    def of_kind(self, kind: int) -> Profile:
+        return next(each for each in self.profiles if each.kind == kind)
+
+    def slices(self, placement: InstancePlacement) -> range:
+        """The memory slices that the instance covers, as this GPU counts them."""
+        covers, share = placement.covers, MEMORY_SLICES // self.memory_slices
+        return range(covers.start // share, covers.stop // share)
 
     @property
     def usable_mib(self) -> int | None:
@@ -208,8 +226,21 @@ def with_usable(gpu: Gpu, usable_mib: Mapping[str, int]) -> Gpu:
     return replace(gpu, profiles=told)
 
 
-def _gpu(name: str, rows: Iterable[tuple[str, int | None, int | None]]) -> Gpu:
+_Row = tuple[str, int | None, int | None]
+
+
+def _gpu(name: str, rows: Iterable[_Row]) -> Gpu:
     return Gpu(name, tuple(Profile(row[0], n, row[1], row[2]) for n, row in enumerate(rows)))
+
+
+# Four 1g, two 2g or one 4g, a 2g beside two 1g: an A30 holds what a GPU of 8 memory slices holds of
+# 1g with double memory, 3g and 7g. `tests/autoscaling/mig/exhaustive.py` has its own placements.
+_A30_KINDS = (1, 3, 5)
+
+
+def _a30(*rows: _Row) -> Gpu:
+    pairs = zip(_A30_KINDS, rows, strict=True)
+    return Gpu("a30", tuple(Profile(row[0], kind, row[1], row[2]) for kind, row in pairs), 4, 4)
 
 
 def _named(*sizes_gb: int) -> Iterator[tuple[str, None, None]]:
@@ -219,13 +250,14 @@ def _named(*sizes_gb: int) -> Iterator[tuple[str, None, None]]:
 
 
 # The usable memory of each slice: the least that a driver was seen to print (`nvidia-smi mig
-# -lgip`) or a process to find; a profile's name is not its size. A
-# slice without a published figure has none, and is not used in plans until the user gives one. What
-# a node reports takes precedence; see `with_usable`. A profile of equal memory slices stands in for
+# -lgip`) or a process to find; a profile's name is not its size. A slice without a published
+# figure has none, and is not used in plans until the user gives one. What a node reports takes
+# precedence; see `with_usable`. A profile of equal memory slices stands in for
 # 4g.20gb, 1g.35gb and 4g.71gb.
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
+        _a30(("1g.6gb", 5_949, 14), ("2g.12gb", 11_970, 28), ("4g.24gb", 24_002, 56)),
         _gpu("a100-40", [
             ("1g.5gb", 4_864, 14), ("1g.10gb", 9_856, 14), ("2g.10gb", 9_856, 28),
             ("3g.20gb", 19_968, 42), ("4g.20gb", 19_968, 56), ("7g.40gb", 40_192, 98),
@@ -238,6 +270,14 @@ GPUS: Mapping[str, Gpu] = {
             ("1g.10gb", 9_984, 16), ("1g.20gb", 20_090, 26), ("2g.20gb", 20_090, 32),
             ("3g.40gb", 40_448, 60), ("4g.40gb", 40_448, 64), ("7g.80gb", 81_152, 132),
         ]),
+        _gpu("h100-94", [
+            ("1g.12gb", 10_874, 16), ("1g.24gb", 22_016, 26), ("2g.24gb", 22_016, 32),
+            ("3g.47gb", 47_226, 60), ("4g.47gb", 47_226, 64), ("7g.94gb", 94_842, 132),
+        ]),
+        _gpu("gh200-96", [
+            ("1g.12gb", 11_264, 16), ("1g.24gb", 23_552, 26), ("2g.24gb", 23_552, 32),
+            ("3g.48gb", 47_616, 60), ("4g.48gb", 47_616, 64), ("7g.96gb", 95_232, 132),
+        ]),
         _gpu("h200-141", [
             ("1g.18gb", 16_384, 16), ("1g.35gb", 33_280, 26), ("2g.35gb", 33_280, 32),
             ("3g.71gb", 71_168, 60), ("4g.71gb", 71_168, 64), ("7g.141gb", 143_360, 132),
@@ -246,7 +286,6 @@ GPUS: Mapping[str, Gpu] = {
             ("1g.23gb", 20_992, None), ("1g.45gb", None, None), ("2g.45gb", None, None),
             ("3g.90gb", None, None), ("4g.90gb", None, None), ("7g.180gb", None, None),
         ]),
-        _gpu("h100-94", _named(12, 24, 24, 47, 47, 94)),
         _gpu("gh200-144", _named(18, 36, 36, 72, 72, 144)),
         _gpu("gb200-186", _named(23, 47, 47, 93, 93, 186)),
         _gpu("b300-269", _named(34, 67, 67, 135, 135, 269)),

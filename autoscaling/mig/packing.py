@@ -188,7 +188,7 @@ class PlannedGpu:
     @property
     def free_compute(self) -> int:
         """Compute slices that no instance has."""
-        return free_compute(self.counts)
+        return self.gpu.compute_slices - sum(each.profile.compute for each in self.slices)
 
     @property
     def uncut_mib(self) -> int | None:
@@ -205,9 +205,10 @@ class PlannedGpu:
     @property
     def room(self) -> tuple[tuple[Profile, ...], ...]:
         """What could still be cut from it, each a largest choice; none: the rest is stranded."""
+        kinds = [each.kind for each in self.gpu.profiles]
         return tuple(
-            tuple(self.gpu.profiles[k] for k, n in enumerate(each) for _ in range(n))
-            for each in left_over(self.counts)
+            tuple(self.gpu.of_kind(k) for k, n in enumerate(each) for _ in range(n))
+            for each in left_over(self.counts, kinds)
         )
 
 

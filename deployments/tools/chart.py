@@ -55,7 +55,7 @@ def generated() -> dict[Path, str]:
 def values_schema(values: str) -> dict[str, Any]:
     """The JSON Schema of all values, from the text of `values.yaml`, whose comments describe the
     chart's own values."""
-    own: dict[str, Any] = _with_fields(yaml.safe_load(_OWN_SCHEMA.read_text()))
+    own: dict[str, Any] = _expanded(yaml.safe_load(_OWN_SCHEMA.read_text()))
     sections, definitions = settings_schema()
     own["properties"] |= sections
     own.setdefault("$defs", {}).update(definitions)
@@ -66,18 +66,19 @@ def values_schema(values: str) -> dict[str, Any]:
     return own
 
 
-def _with_fields(schema: Any) -> Any:
-    """`fields`, which is no word of JSON Schema, as properties of which no other may be there."""
+def _expanded(schema: Any) -> Any:
+    """In JSON Schema's words what it has none for: `only`, the properties of a mapping with no
+    others, and `fields`, such properties of which nothing more is said."""
     if isinstance(schema, list):
-        return [_with_fields(each) for each in schema]
+        return [_expanded(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    whole = {name: _with_fields(each) for name, each in schema.items()}
-    if "fields" not in whole:
+    whole = {name: _expanded(each) for name, each in schema.items()}
+    if "fields" not in whole and "only" not in whole:
         return whole
-    any_value: dict[str, Any] = {name: {} for name in whole.pop("fields")}
-    properties = any_value | whole.get("properties", {})
-    return whole | {"additionalProperties": False, "properties": properties}
+    properties: dict[str, Any] = {name: {} for name in whole.pop("fields", ())}
+    properties |= whole.pop("only", {}) | whole.get("properties", {})
+    return whole | {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -229,8 +230,9 @@ def _commented(lines: list[str]) -> Iterator[tuple[ValuePath, str]]:
 
 _INTRODUCTION = """# headrace
 
-Headrace on Kubernetes. KubeRay 1.7 must be installed first. How to install both, upgrade,
-partition GPUs and repair what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md).
+Headrace on Kubernetes. KubeRay 1.7 must be installed first. How to install both, upgrade
+and repair what goes wrong: [docs/kubernetes.md](../../docs/kubernetes.md), with a page for GKE,
+EKS, AKS, OpenShift, k3s, Argo CD, air-gapped clusters and MIG. Values of each are in `ci/`.
 
 `models`, `tenants`, `controllers`, `operators`, `scaling` and `gateway` are the sections of a
 settings file ([docs/settings.md](../../docs/settings.md)):

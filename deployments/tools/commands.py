@@ -189,8 +189,8 @@ def profile(file: Path, compare: str | None, dry_run: bool, as_json: bool, **opt
 
 
 GPU_NAMES = (
-    "a100-40", "a100-80", "h100-80", "h200-141", "b200-180", "h100-94", "gh200-144", "gb200-186",
-    "b300-269", "gb300-278",
+    "a30", "a100-40", "a100-80", "h100-80", "h100-94", "gh200-96", "h200-141", "b200-180",
+    "gh200-144", "gb200-186", "b300-269", "gb300-278",
 )  # fmt: skip
 
 
@@ -215,6 +215,18 @@ def _mib(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> d
     return found
 
 
+def _gpu_counts(values: Sequence[str], gpus: Sequence[str]) -> dict[str, int]:
+    """Of each GPU model in `--gpus` how many there are; the model may be left out if it is one."""
+    found = {}
+    for value in values:
+        name, _, number = value.rpartition("=")
+        if not number.isdecimal() or not (name or len(gpus) == 1):
+            form = "N" if len(gpus) == 1 else "GPU=N"
+            raise click.BadParameter(f"{value!r} must be {form}", param_hint="--gpus")
+        found[name or gpus[0]] = int(number)
+    return found
+
+
 @click.group()
 def plan() -> None:
     """What to ask a cluster for."""
@@ -222,8 +234,14 @@ def plan() -> None:
 
 @plan.command(epilog="Example: headrace plan mig own.yaml --gpu h100-80")
 @click.argument("file", type=FILE)
-@click.option("--gpu", type=click.Choice(GPU_NAMES), required=True, help="The GPUs' model.")
-@click.option("--gpus", type=click.IntRange(0), help="How many there are; unset, what it takes.")
+@click.option(
+    "--gpu", multiple=True, type=click.Choice(GPU_NAMES), required=True, metavar="GPU",
+    help=f"The GPUs' model; repeatable, for fleets: {', '.join(GPU_NAMES)}.",
+)  # fmt: skip
+@click.option(
+    "--gpus", multiple=True, metavar="[GPU=]N",
+    help="How many there are; unset, what it takes. Repeatable, for fleets.",
+)  # fmt: skip
 @click.option(
     "--per-node", type=click.IntRange(1), default=8, show_default=True, help="GPUs of a node."
 )
@@ -232,11 +250,11 @@ def plan() -> None:
     help="Memory that a replica was seen to take, all in; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--on", "profiles", multiple=True, metavar="MODEL=PROFILE", callback=_pairs,
-    help="The slice to take, instead of the cheapest that holds it; repeatable.",
+    "--on", "profiles", multiple=True, metavar="MODEL=[GPU:]PROFILE", callback=_pairs,
+    help="The slice to take, instead of the cheapest that holds it, or only the GPU; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--usable", multiple=True, metavar="PROFILE=MIB", callback=_mib,
+    "--usable", multiple=True, metavar="[GPU:]PROFILE=MIB", callback=_mib,
     help="A slice's memory as a node says (nvidia-smi mig -lgip); repeatable.",
 )  # fmt: skip
 @click.option(
@@ -245,8 +263,12 @@ def plan() -> None:
 )  # fmt: skip
 @click.option("--surge", is_flag=True, help="Slices for what starts while a model changes, too.")
 @click.option("--values", type=FILE, help="The chart's values in force: their groups stay first.")
+@click.option(
+    "--devices", type=click.Choice(("plugin", "dra", "gke")), default="plugin", show_default=True,
+    help="How pods get slices: of the device plugin, by claims, or as GKE offers them.",
+)  # fmt: skip
 @click.option("--to", type=FILE, help="Write values, layout and groups into this folder.")
-def mig(file: Path, to: Path | None, margin: float, **options: Any) -> None:
+def mig(file: Path, to: Path | None, margin: float, gpus: Sequence[str], **options: Any) -> None:
     """Pack FILE's replicas onto MIG slices: who goes where, what is wasted, who has no place.
 
     MODEL may be MODEL/GROUP. Exit code 1: a replica has no place (docs/mig.md).
@@ -254,7 +276,7 @@ def mig(file: Path, to: Path | None, margin: float, **options: Any) -> None:
     from deployments.tools.plan.manifests import MigRequest
     from deployments.tools.plan.mig import plan_mig
 
-    request = MigRequest(margin=margin / 100, **options)
+    request = MigRequest(margin=margin / 100, gpus=_gpu_counts(gpus, options["gpu"]), **options)
     sys.exit(plan_mig(file, request, to=to))
 
 

@@ -5,6 +5,9 @@ Imported lazily, because `make unit` collects these tests in an environment that
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,53 @@ Values = dict[str, Any]
 Object = dict[str, Any]
 
 
-def value_sets() -> list[Path]:
-    """The chart's own examples, each a values file."""
-    return sorted((CHART / "ci").glob("*.yaml"))
+@dataclass(frozen=True)
+class ValueSet:
+    """Values that a user might give, and what must come of them.
+
+    renders: what objects or pods have at least. none: kinds of which there is no object."""
+
+    name: str
+    about: str
+    values: Values
+    renders: tuple[Object, ...] = ()
+    none: tuple[str, ...] = ()
+
+
+@cache
+def value_sets() -> Mapping[str, ValueSet]:
+    """The chart's own examples, one a platform, and those of `tests/kube/value_sets`. Not to be
+    changed: `values_of_set` has a copy."""
+    found = {path.stem: _platform(path) for path in sorted((CHART / "ci").glob("*.yaml"))}
+    for path in sorted((Path(__file__).parent / "value_sets").glob("*.yaml")):
+        for name, each in values_of(path.read_text()).items():
+            if "values" in each:
+                assert name not in found, name
+                base = found[each["base"]].values if "base" in each else {}
+                found[name] = ValueSet(name, each["about"], laid_over(base, each["values"]))
+            must = (tuple(each.get("renders", ())), tuple(each.get("none", ())))
+            found[name] = replace(found[name], renders=must[0], none=must[1])
+    return found
+
+
+def values_of_set(name: str) -> Values:
+    return copy.deepcopy(value_sets()[name].values)
+
+
+def _platform(path: Path) -> ValueSet:
+    text = path.read_text()
+    about = text.splitlines()[0]
+    assert about.startswith("# "), f"{path.name} does not say what it is"
+    return ValueSet(path.stem, about, values_of(text))
+
+
+def laid_over(base: Values, values: Values) -> Values:
+    """As Helm takes a second `-f`: mappings are merged, everything else is replaced."""
+    found = dict(base)
+    for key, value in values.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        found[key] = laid_over(base[key], value) if both else value
+    return found
 
 
 @cache

@@ -92,6 +92,13 @@ def resource_complaints(cluster: Object, claims: Mapping[str, int]) -> Iterator[
             yield f"{name} must have no CPU and no GPU for work"
 
 
+# Nothing breaks where a platform has them otherwise: models of the hub need `HF_HUB_OFFLINE` 0.
+_FREE = {
+    "HF_HUB_OFFLINE", "OPENVINO_TELEMETRY_OPT_OUT", "RAY_USAGE_STATS_ENABLED",
+    "RAY_worker_niceness", "TOKENIZERS_PARALLELISM",
+}  # fmt: skip
+
+
 def environment_complaints(
     cluster: Object, gateway: GatewaySettings, program: Path
 ) -> Iterator[str]:
@@ -106,7 +113,7 @@ def environment_complaints(
         name = group.get("groupName", "head")
         there = {each["name"]: each.get("value") for each in _ray_container(group)["env"]}
         for variable, value in wanted.items():
-            if there.get(variable) != value:
+            if there.get(variable) != value and not (variable in _FREE and variable in there):
                 yield f"{name}: {variable} is {there.get(variable)!r}, must be {value!r}"
 
 

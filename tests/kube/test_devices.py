@@ -7,7 +7,7 @@ import json
 import pytest
 
 from autoscaling.mig.geometry import GPUS
-from deployments.tools.plan.manifests import Workers
+from deployments.tools.plan.manifests import GKE_ACCELERATORS, Workers
 from tests.kube.chart import Object, cluster_of, objects, serve_config_of
 from tests.kube.ray_rules import node_types
 
@@ -41,7 +41,7 @@ def test_a_mig_pod_has_one_device_which_ray_counts(
 def test_a_plan_of_mig_slices_and_the_chart_name_them_alike() -> None:
     profiles = [each for gpu in GPUS.values() for each in gpu.profiles]
     groups = [
-        Workers(each, 0, 1, 2, 8).values() | {"name": f"p{position}"}
+        Workers("h100-80", each, 0, 1, 2, 8).values() | {"name": f"p{position}"}
         for position, each in enumerate(profiles)
     ]
     specs = cluster_of(objects({"models": MODEL, "workerGroups": [CPU, *groups]}))
@@ -51,6 +51,46 @@ def test_a_plan_of_mig_slices_and_the_chart_name_them_alike() -> None:
         assert group["rayStartParams"]["num-gpus"] == "1"
         told = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
         assert told == {profile.ray_resource: 1}
+
+
+PRODUCTS = ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"]
+AFFINITY = {
+    "nodeSelectorTerms": [
+        {
+            "matchExpressions": [
+                {"key": "nvidia.com/gpu.product", "operator": "In", "values": PRODUCTS}
+            ]
+        }
+    ]
+}
+
+
+def test_a_planned_slice_of_a_mixed_fleet_goes_to_its_gpus_alone() -> None:
+    a100 = Workers("a100-80", GPUS["a100-80"].profiles[0], 1, 2, 2, 8, "gpu_a100_80").values()
+    h100 = Workers("h100-94", GPUS["h100-94"].profiles[0], 1, 2, 2, 8, "gpu_h100_94").values()
+    cluster = cluster_of(objects({"models": MODEL, "workerGroups": [CPU, a100, h100]}))
+    first, second = (each["template"]["spec"] for each in cluster["workerGroupSpecs"][2:])
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    assert first["affinity"]["nodeAffinity"][required] == AFFINITY
+    assert second["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-NVL"}
+    known = node_types(cluster)["mig-1g-10gb-a100-80"]["resources"]
+    assert (known["GPU"], known["mig_1g_10gb"], known["gpu_a100_80"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("gpu", GKE_ACCELERATORS)
+def test_a_planned_slice_of_gke_is_a_gpu_of_a_partitioned_node(gpu: str) -> None:
+    profile = GPUS[gpu].profiles[0]
+    group = Workers(gpu, profile, 1, 2, 2, 8, devices="gke").values()
+    cluster = cluster_of(objects({"models": MODEL, "workerGroups": [CPU, group]}))
+    spec = cluster["workerGroupSpecs"][2]["template"]["spec"]
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert {key: n for key, n in limits.items() if "nvidia" in key} == {"nvidia.com/gpu": "1"}
+    assert spec["nodeSelector"] == {
+        "cloud.google.com/gke-accelerator": GKE_ACCELERATORS[gpu],
+        "cloud.google.com/gke-gpu-partition-size": profile.name,
+    }
+    known = node_types(cluster)[f"mig-{profile.name.replace('.', '-')}"]["resources"]
+    assert (known["GPU"], known[profile.ray_resource]) == (1, 1)
 
 
 def test_whole_gpus_labels_priority_and_idle_time_reach_the_autoscaler() -> None:

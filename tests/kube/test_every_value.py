@@ -18,7 +18,7 @@ from tests.kube.chart import (
     objects,
     rendered,
     value_sets,
-    values_of,
+    values_of_set,
 )
 from tests.kube.verdict import complaints
 
@@ -33,7 +33,7 @@ _OF_HOST_PATHS = {
 
 
 def test_every_value_of_a_worker_group_is_set_by_a_value_set() -> None:
-    groups = [g for path in value_sets() for g in values_of(path.read_text())["workerGroups"]]
+    groups = [g for each in value_sets().values() for g in each.values["workerGroups"]]
     known = values_schema(_TEXT)["$defs"]["workerGroup"]["properties"]
     assert known.keys() - {name for group in groups for name in group} == set()
 
@@ -68,8 +68,8 @@ def _setting() -> dict[ValuePath, list[Values]]:
     """Which value sets say each value, and not its default."""
     found: dict[ValuePath, list[Values]] = {}
     leaves = list(_leaves(values_schema(_TEXT), ()))
-    for path in value_sets():
-        values = values_of(path.read_text())
+    for name in value_sets():
+        values = values_of_set(name)
         for leaf in leaves:
             said = _at(values, leaf)
             if said is not None and said != _at(DEFAULTS, leaf):

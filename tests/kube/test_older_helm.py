@@ -3,19 +3,18 @@
 It knows drafts 4 to 7 of JSON Schema, ignores what stands beside a `$ref`, and refuses an `enum`
 that has an item twice. Newer Helms, 4 among them, check with another library, which the other tests
 here run in Helm's own engine. Draft 6 has the same rules here; gojsonschema itself took all value
-sets, too (docs/kubernetes.md).
+sets of 2026-11-28, too (docs/kubernetes.md).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 
-from tests.kube.chart import CHART, Values, merged, value_sets, values_of
+from tests.kube.chart import CHART, Values, merged, value_sets, values_of_set
 from tests.kube.test_planted_faults import SLIPS
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -42,8 +41,8 @@ def test_nothing_is_said_in_words_that_it_does_not_know() -> None:
 def test_every_value_set_is_taken() -> None:
     checker = OLDER(SCHEMA)
     said = {
-        path.stem: [error.message for error in checker.iter_errors(merged(_values(path)))]
-        for path in value_sets()
+        name: [error.message for error in checker.iter_errors(merged(values_of_set(name)))]
+        for name in value_sets()
     }
     assert {name: errors for name, errors in said.items() if errors} == {}
 
@@ -54,10 +53,6 @@ def test_what_newer_ones_refuse_is_refused(plain: Values) -> None:
     assert checker.is_valid(merged(plain))
     taken = [slip for slip, _ in SLIPS if checker.is_valid(merged(plain | slip))]
     assert taken == []
-
-
-def _values(path: Path) -> Values:
-    return values_of(path.read_text())
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:

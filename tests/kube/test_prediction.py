@@ -164,7 +164,7 @@ def test_no_pod_asks_without_the_key_that_it_needs(given: Values, needed: bool) 
     assert ("kind: Pod\n" in texts["tests/predict.yaml"]) is not needed
     assert ("-H 'authorization: Bearer KEY'" in texts["NOTES.txt"]) is needed
     assert ("set test.existingSecret" in texts["NOTES.txt"]) is needed
-    assert ("-test\n" in texts["networkpolicies.yaml"]) is not needed
+    assert ('-test"\n' in texts["networkpolicies.yaml"]) is not needed
     with_key = rendered(values | {"test": {"existingSecret": "acme"}})
     assert "kind: Pod\n" in with_key["tests/predict.yaml"]
     assert "helm -n serving test demo" in with_key["NOTES.txt"]

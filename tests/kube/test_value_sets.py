@@ -24,80 +24,103 @@ from tests.kube.chart import (
     serve_config_of,
     settings_of,
     value_sets,
-    values_of,
+    values_of_set,
 )
 from tests.kube.crds import Crds
+from tests.kube.pods import pods
 from tests.kube.verdict import complaints
 
-each_set = pytest.mark.parametrize("path", value_sets(), ids=lambda path: path.stem)
-_AT_LEAST = 20
+each_set = pytest.mark.parametrize("name", value_sets())
+PLATFORMS = {
+    "aks", "air-gapped", "argo-cd", "eks", "gke", "k3s", "mig-h200",
+    "openshift",
+}  # fmt: skip
+_AT_LEAST = 40
 
 
-def test_there_are_enough_of_them_and_each_says_what_it_is() -> None:
+def test_there_are_enough_of_them_and_the_chart_has_one_of_each_platform() -> None:
     assert len(value_sets()) >= _AT_LEAST
-    for path in value_sets():
-        assert path.read_text().startswith("# "), path.name
+    assert {path.stem for path in (CHART / "ci").iterdir()} == PLATFORMS
+    assert all(each.about for each in value_sets().values())
+    assert [name for name in PLATFORMS if not value_sets()[name].renders] == []
+
+
+@pytest.mark.parametrize("name", [n for n, each in value_sets().items() if each.renders])
+def test_it_renders_what_it_is_for(name: str) -> None:
+    found, wanted = objects(values_of_set(name)), value_sets()[name]
+    for each in wanted.renders:
+        assert any(has(one, each) for one in candidates(found, each)), each
+    assert {each["kind"] for each in found} & set(wanted.none) == set()
+
+
+def test_what_is_not_rendered_is_missed(plain_objects: list[Object]) -> None:
+    head = {"pod": "head", "has": {"spec": {"containers": [{"name": "ray"}]}}}
+    wrong = [
+        head | {"has": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}},
+        head | {"lacks": ["metadata.labels.app.kubernetes.io/component"]},
+        {"pod": "other", "has": {}},
+        {"kind": "Ingress", "has": {}},
+    ]
+    for wanted, right in [(head, True), *((each, False) for each in wrong)]:
+        assert any(has(each, wanted) for each in candidates(plain_objects, wanted)) is right
+
+
+def candidates(found: list[Object], wanted: Object) -> list[Object]:
+    """Objects of the kind, or pods of the component."""
+    if "kind" in wanted:
+        return [each for each in found if each["kind"] == wanted["kind"]]
+    templates = [template for each in found for _, template in pods(each)]
+    component = "app.kubernetes.io/component"
+    return [each for each in templates if each["metadata"]["labels"][component] == wanted["pod"]]
+
+
+def has(found: Object, wanted: Object) -> bool:
+    lacking = [each for each in wanted.get("lacks", ()) if _is_there(found, each)]
+    return _covers(found, wanted["has"]) and not lacking
+
+
+def _covers(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(
+            name in found and _covers(found[name], each) for name, each in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return all(any(_covers(one, each) for one in found) for each in wanted)
+    return bool(found == wanted)
+
+
+def _is_there(found: Object, path: str) -> bool:
+    """Names may have dots themselves."""
+    if path in found:
+        return True
+    for name, each in found.items():
+        if path.startswith(f"{name}.") and isinstance(each, dict):
+            return _is_there(each, path[len(name) + 1 :])
+    return False
 
 
 @each_set
-def test_nothing_is_wrong_with_its_objects(path: Path, crds_if_there: Crds | None) -> None:
-    values = values_of(path.read_text())
+def test_nothing_is_wrong_with_its_objects(name: str, crds_if_there: Crds | None) -> None:
+    values = values_of_set(name)
     assert complaints(objects(values), values, crds_if_there) == []
 
 
 @each_set
-def test_its_custom_resources_are_what_their_crds_take(path: Path, real_crds: Crds) -> None:
-    found = [each for each in objects(values_of(path.read_text())) if real_crds.knows(each)]
+def test_its_custom_resources_are_what_their_crds_take(name: str, real_crds: Crds) -> None:
+    found = [each for each in objects(values_of_set(name)) if real_crds.knows(each)]
     assert "RayService" in {each["kind"] for each in found}
     assert [said for each in found for said in real_crds.complaints(each)] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "ranges"),
-    [
-        ("gke", ["130.211.0.0/22", "35.191.0.0/16"]),
-        ("air-gapped", ["10.0.0.0/8"]),
-        ("eks", ["10.0.0.0/16"]),
-    ],
-)
-def test_what_balances_outside_of_the_cluster_is_let_in(name: str, ranges: list[str]) -> None:
-    found = objects(values_of((CHART / "ci" / f"{name}.yaml").read_text()))
-    (policy,) = [each for each in found if each["metadata"]["name"] == "demo-headrace-callers"]
-    (rule,) = policy["spec"]["ingress"]
-    assert [each["ipBlock"]["cidr"] for each in rule["from"] if "ipBlock" in each] == ranges
-
-
-def test_gkes_balancer_asks_gateways_for_their_health() -> None:
-    found = objects(values_of((CHART / "ci" / "gke.yaml").read_text()))
-    (policy,) = [each for each in found if each["kind"] == "HealthCheckPolicy"]
-    config = policy["spec"]["default"]["config"]
-    assert config == {"type": "HTTP", "httpHealthCheck": {"requestPath": "/healthz"}}
-    assert policy["spec"]["targetRef"]["name"] == "demo-headrace-serve-svc"
-
-
-def test_what_fills_a_claim_from_azure_asks_as_its_account() -> None:
-    found = objects(values_of((CHART / "ci" / "aks.yaml").read_text()))
-    (job,) = [
-        each
-        for each in found
-        if each["metadata"]["labels"].get("app.kubernetes.io/component") == "fill"
-    ]
-    pod = job["spec"]["template"]
-    assert pod["metadata"]["labels"]["azure.workload.identity/use"] == "true"
-    assert pod["spec"]["serviceAccountName"] == "demo-headrace"
-    (container,) = pod["spec"]["containers"]
-    assert {"name": "AZURE_STORAGE_ANON", "value": "false"} in container["env"], "adlfs asks so"
-
-
 @each_set
-def test_its_applications_are_those_of_headrace_build(path: Path, tmp_path: Path) -> None:
-    values = values_of(path.read_text())
+def test_its_applications_are_those_of_headrace_build(name: str, tmp_path: Path) -> None:
+    values = values_of_set(name)
     assert same(serve_config_of(objects(values))) == same(built(values, tmp_path))
 
 
 @each_set
-def test_the_autoscaler_hears_what_the_settings_say(path: Path) -> None:
-    values = values_of(path.read_text())
+def test_the_autoscaler_hears_what_the_settings_say(name: str) -> None:
+    values = values_of_set(name)
     told = by_name(serve_config_of(objects(values)))["headrace-control"]["deployments"][0][
         "user_config"
     ]["scaling"]
@@ -105,11 +128,11 @@ def test_the_autoscaler_hears_what_the_settings_say(path: Path) -> None:
 
 
 @each_set
-def test_a_model_passes_through_as_it_was_written(path: Path) -> None:
-    values = values_of(path.read_text())
+def test_a_model_passes_through_as_it_was_written(name: str) -> None:
+    values = values_of_set(name)
     applications = by_name(serve_config_of(objects(values)))
-    for name, model in values["models"].items():
-        passed = applications[f"model-{name}"]["args"]["settings"]
+    for model_name, model in values["models"].items():
+        passed = applications[f"model-{model_name}"]["args"]["settings"]
         elsewhere = ("replicas", "scaling")
         assert {n: v for n, v in passed.items() if n != "replicas"} == {
             n: v for n, v in model.items() if n not in elsewhere
@@ -117,10 +140,8 @@ def test_a_model_passes_through_as_it_was_written(path: Path) -> None:
 
 
 @each_set
-def test_the_check_before_an_installation_sees_the_same_settings(
-    path: Path, tmp_path: Path
-) -> None:
-    values = values_of(path.read_text())
+def test_the_check_before_an_installation_sees_the_same_settings(name: str, tmp_path: Path) -> None:
+    values = values_of_set(name)
     files = [
         o["data"]["settings.yaml"] for o in objects(values) if "settings.yaml" in o.get("data", {})
     ]
@@ -133,19 +154,19 @@ def test_the_check_before_an_installation_sees_the_same_settings(
 
 
 @each_set
-def test_lint_finds_nothing(path: Path) -> None:
+def test_lint_finds_nothing(name: str) -> None:
     import helm_python
 
-    values = values_of(path.read_text())
+    values = values_of_set(name)
     report = helm_python.lint(CHART, values, strict=True, kube_version="v1.37.0")
     assert [m for m in report["messages"] if m["severity"] > 1] == []
     assert report["errors"] == []
 
 
 @each_set
-def test_whole_numbers_may_be_floating_ones(path: Path) -> None:
+def test_whole_numbers_may_be_floating_ones(name: str) -> None:
     """Helm 3 reads all numbers so; a cluster must not be rolled by another Helm."""
-    values = values_of(path.read_text())
+    values = values_of_set(name)
     floating = json.loads(json.dumps(values), parse_int=float)
     assert json.dumps(objects(floating)) == json.dumps(objects(values))
 

@@ -171,7 +171,7 @@ class Residents:
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
         while self._kept:
-            await self._free_oldest()
+            await self._free(next(iter(self._kept)))
 
     # ---- what comes ---------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Residents:
             except Exception as fault:
                 if not self._kept or not lacks_memory(fault):
                     raise
-            await self._free_oldest()
+            await self._free(next(iter(self._kept)))  # the oldest
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
         """Free warm models until the model fits. Raises LoadError if it cannot fit."""
@@ -228,7 +228,7 @@ class Residents:
             tight = room[2] is _OF_GPUS
             spare = next((key for key, it in self._kept.items() if it.on_gpu or not tight), None)
             if spare is not None:
-                await self._close(self._kept.pop(spare))
+                await self._free(spare)
             elif self._leaving:
                 await asyncio.wait(
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
@@ -272,9 +272,8 @@ class Residents:
         else:
             await self._close(held.loaded)
 
-    async def _free_oldest(self) -> None:
-        _, loaded = self._kept.popitem(last=False)
-        await self._close(loaded)
+    async def _free(self, key: Key) -> None:
+        await self._close(self._kept.pop(key))
 
     async def _close(self, loaded: LoadedModel) -> None:
         await self._loop.run_in_executor(None, loaded.runtime.close)

@@ -7,6 +7,7 @@ writes files for a cluster. It starts no model and needs no GPU.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoscaling.mig.geometry import GPUS, Gpu, Profile, with_usable
-from autoscaling.mig.packing import PlannedGpu, Slice, SliceDemand, pack, profile_for
+from autoscaling.mig.packing import Packing, PlannedGpu, SliceDemand, pack, profile_for
 from deployments.settings.tree import Settings
 from deployments.settings_files.load import load
 from deployments.tools.plan import manifests
@@ -66,28 +67,103 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
             raise WrongRequest(
                 f"{name!r} is not in the settings; must be one of {', '.join(names(settings))}"
             )
-    gpu = _gpu(request)
-    wanted = needs(settings, MemoryOverrides(request.need_mib, request.profiles, request.margin))
+    fleet = _fleet(request)
+    overrides = MemoryOverrides(request.need_mib, _profiles(request), request.margin)
+    wanted = needs(settings, overrides)
     able = [need for need in wanted if not need.unknown and not need.skipped]
-    demands = [SliceDemand(each.name, each.replicas, each.mib, each.profile) for each in able]
-    if request.surge:
-        demands += _surging(gpu, able, demands)
-    plan = pack(gpu, demands, request.gpus)
-    workers = manifests.workers(plan, able)
-    groups = manifests.worker_groups(gpu, workers, _in_force(request.values))
-    files = {
-        "values.yaml": manifests.values(plan, groups, request.per_node),
-        "mig-parted.yaml": manifests.mig_parted(plan, request.per_node),
-        "groups.yaml": manifests.settings_groups(plan, settings),
-    }
-    return MigPlan(request, tuple(wanted), plan, tuple(_remarks(request, able)), files)
+    plans = _plans(fleet, able, request)
+    workers = manifests.workers(plans, able, request)
+    groups = manifests.worker_groups(request.gpu, workers, _in_force(request.values))
+    files = {"values.yaml": manifests.values(plans, groups, request)}
+    if request.devices != "gke":
+        files["mig-parted.yaml"] = manifests.mig_parted(plans, request.per_node)
+    files["groups.yaml"] = manifests.settings_groups(plans, settings, request.gpu)
+    return MigPlan(request, tuple(wanted), plans, tuple(_remarks(request, able)), files)
 
 
-def _gpu(request: MigRequest) -> Gpu:
+def _fleet(request: MigRequest) -> dict[str, Gpu]:
+    """The GPUs' models with what nodes say of their slices. Raises WrongRequest."""
+    told: dict[str, dict[str, int]] = {name: {} for name in request.gpu}
+    for key, mib in request.usable.items():
+        gpu, _, profile = key.rpartition(":")
+        have = [name for name in told if GPUS[name].named(profile)]
+        if gpu and gpu not in told:
+            raise WrongRequest(f"--usable: {gpu} is not among --gpu ({', '.join(told)})")
+        for name in [gpu] if gpu else have or list(told):
+            told[name][profile] = mib
+    for name in request.gpus:
+        if name not in told:
+            raise WrongRequest(f"--gpus: {name} is not among --gpu ({', '.join(told)})")
+    if request.devices == "gke":
+        _check_gke(request)
     try:
-        return with_usable(GPUS[request.gpu], request.usable)
+        return {name: with_usable(GPUS[name], usable) for name, usable in told.items()}
     except ValueError as error:
         raise WrongRequest(f"--usable: {error}") from None
+
+
+def _check_gke(request: MigRequest) -> None:
+    for name in request.gpu:
+        if name not in manifests.GKE_ACCELERATORS:
+            have = ", ".join(manifests.GKE_ACCELERATORS)
+            raise WrongRequest(f"--devices gke: GKE does not partition {name}; must be of {have}")
+    if request.gpus:
+        raise WrongRequest(
+            "--devices gke: --gpus must be left out; each profile has a node pool of its own"
+        )
+
+
+def _profiles(request: MigRequest) -> dict[str, str]:
+    """Of each model in `--on` the profile, "" where only a GPU is named. Raises WrongRequest."""
+    for name, asked in request.profiles.items():
+        gpu = asked.partition(":")[0]
+        if (":" in asked or asked in GPUS) and gpu not in request.gpu:
+            raise WrongRequest(f"--on {name}: {gpu} is not among --gpu ({', '.join(request.gpu)})")
+    return {
+        name: "" if asked in GPUS else asked.rpartition(":")[2]
+        for name, asked in request.profiles.items()
+    }
+
+
+def _plans(
+    fleet: Mapping[str, Gpu], able: Sequence[Need], request: MigRequest
+) -> tuple[Packing, ...]:
+    found: list[Packing] = []
+    for name, gpu in fleet.items():
+        mine = [need for need in able if _gpu_of(need, fleet, request) == name]
+        demands = [SliceDemand(each.name, each.replicas, each.mib, each.profile) for each in mine]
+        if request.surge:
+            demands += _surging(gpu, mine, demands)
+        parts = _by_profile(gpu, demands) if request.devices == "gke" else [demands]
+        found += (pack(gpu, part, request.gpus.get(name)) for part in parts)
+    return tuple(found)
+
+
+def _gpu_of(need: Need, fleet: Mapping[str, Gpu], request: MigRequest) -> str:
+    """The GPU whose slice its replicas get: the one asked for; else, of those with the profile that
+    was asked for, the first; else the one whose smallest slice that holds a replica is smallest."""
+    asked = request.profiles.get(need.name, request.profiles.get(need.model, ""))
+    gpu = asked if asked in GPUS else asked.rpartition(":")[0]
+    gpu = gpu or manifests.marked(need.resources, request.gpu)
+    if gpu:
+        return gpu
+    if need.profile:
+        return next((name for name in fleet if fleet[name].named(need.profile)), request.gpu[0])
+    holding = [(p.usable_mib or 0, n) for n, g in enumerate(fleet.values())
+               if (p := g.smallest(need.mib))]  # fmt: skip
+    return request.gpu[min(holding)[1] if holding else 0]
+
+
+def _by_profile(gpu: Gpu, demands: Sequence[SliceDemand]) -> list[list[SliceDemand]]:
+    """Those of one profile together, since all GPUs of a node pool are cut alike; those without one
+    are last."""
+    found: dict[str, list[SliceDemand]] = {
+        name: [] for name in (*(p.name for p in gpu.profiles), "")
+    }
+    for demand in demands:
+        profile = profile_for(gpu, demand)
+        found[profile.name if isinstance(profile, Profile) else ""].append(demand)
+    return [each for each in found.values() if each] or [[]]
 
 
 def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[SliceDemand]) -> list[SliceDemand]:
@@ -137,9 +213,9 @@ _MAX_CHOICES = 3
 def show(made: MigPlan, console: Console | None = None) -> None:
     """Prints tables of slices and needs, then sentences on what is not planned."""
     target = console or Console()
-    if made.plan.gpus:
+    if _gpus(made):
         target.print(_slices(made))
-        for line in _waste(made):
+        for line in _waste(made) if made.request.devices != "gke" else ():
             target.print(Text(line), soft_wrap=True)
     if any(need.parts for need in made.needs):
         target.print()
@@ -157,30 +233,35 @@ def _table(*headings: str, right: int) -> Table:
     return table
 
 
+def _gpus(made: MigPlan) -> list[tuple[str, PlannedGpu]]:
+    """Each GPU with its number, which a fleet of several models counts apart."""
+    gpus = [gpu for plan in made.plans for gpu in plan.gpus]
+    if len(made.request.gpu) == 1:
+        return [(str(number), gpu) for number, gpu in enumerate(gpus)]
+    count = {name: itertools.count() for name in made.request.gpu}
+    return [(f"{gpu.gpu.name} {next(count[gpu.gpu.name])}", gpu) for gpu in gpus]
+
+
 def _slices(made: MigPlan) -> Table:
     table = _table("GPU", "SLICE", "AT", "REPLICA", "NEEDS", "HOLDS", "SPARE", right=3)
-    for number, gpu in enumerate(made.plan.gpus):
+    for number, gpu in _gpus(made):
         for each in gpu.slices:
+            covers = gpu.gpu.slices(each.placement)
+            at = str(covers[0]) if len(covers) == 1 else f"{covers[0]}-{covers[-1]}"
             table.add_row(
-                str(number), each.profile.name, _at(each), f"{each.demand.name} #{each.number}",
+                number, each.profile.name, at, f"{each.demand.name} #{each.number}",
                 f"{each.demand.need_mib:,}", f"{each.profile.usable_mib or 0:,}",
                 f"{each.spare_mib:,}",
             )  # fmt: skip
     return table
 
 
-def _at(each: Slice) -> str:
-    """The memory slices that it occupies: `4-7`."""
-    covers = each.placement.covers
-    return str(covers[0]) if len(covers) == 1 else f"{covers[0]}-{covers[-1]}"
-
-
 def _waste(made: MigPlan) -> Iterator[str]:
-    for number, gpu in enumerate(made.plan.gpus):
+    for number, gpu in _gpus(made):
         memory = "?" if gpu.uncut_mib is None else f"{gpu.uncut_mib:,}"
         yield (
-            f"GPU {number}: {gpu.free_compute} of 7 compute slices and {memory} MiB in no slice, "
-            f"{_room(gpu)}; {gpu.spare_mib:,} MiB spare in slices"
+            f"GPU {number}: {gpu.free_compute} of {gpu.gpu.compute_slices} compute slices and "
+            f"{memory} MiB in no slice, {_room(gpu)}; {gpu.spare_mib:,} MiB spare in slices"
         )
 
 
@@ -219,18 +300,23 @@ def _outcome(made: MigPlan) -> Iterator[Text]:
     for need in made.needs:
         if need.unknown:
             yield Text.assemble((need.name, "bold red"), f" has no place: {need.unknown}")
-    for each in made.plan.rejected:
+    for each in (each for plan in made.plans for each in plan.rejected):
         number = f"{each.replicas} of {each.demand.replicas}"
         yield Text.assemble((each.demand.name, "bold red"), f" ({number}) {each.reason}")
     for remark in made.remarks:
         yield Text(remark, style="yellow")
-    yield Text(_summary(made), style="bold")
-    for node, (layout, _) in enumerate(manifests.nodes(made.plan, made.request.per_node)):
+    for plan in made.plans:
+        yield Text(_summary(plan), style="bold")
+    if made.request.devices == "gke":
+        for command in manifests.node_pools(made.plans, made.request.per_node):
+            yield Text(command)
+        return
+    for node, (layout, _) in enumerate(manifests.nodes(made.plans, made.request.per_node)):
         yield Text(f"node {node}: kubectl label node NODE nvidia.com/mig.config={layout}")
 
 
-def _summary(made: MigPlan) -> str:
-    number, plan = len(made.plan.gpus), made.plan
+def _summary(plan: Packing) -> str:
+    number = len(plan.gpus)
     placed = sum(len(gpu.slices) for gpu in plan.gpus)
     if plan.proved:
         why = "no fewer hold them"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from deployments.settings import remote_source
@@ -218,6 +218,7 @@ class Need:
     cpus: float
     host_mib: int | None  # memory of its node; None: not set
     profile: str = ""  # the MIG profile that was asked for; "": none
+    resources: Mapping[str, float] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     margin: float = MARGIN
 
@@ -305,7 +306,7 @@ def _with_profile(
     profile = overrides.of(overrides.profile, blank) or asked_for(resources)
     if not wants_gpu and not profile and overrides.of(overrides.need_mib, blank) is None:
         return replace(blank, skipped="requests no GPU (num_gpus)")
-    return replace(blank, profile=profile, margin=overrides.margin)
+    return replace(blank, profile=profile, resources=resources, margin=overrides.margin)
 
 
 def _with_parts(

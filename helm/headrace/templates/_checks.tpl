@@ -1,16 +1,14 @@
 {{/* What cannot be right, in sentences. What the settings themselves rule out is said by the check
-that runs before an installation (`check.enabled`). */}}
+that runs before an installation (`check.enabled`). Of a list: when it is wrong, and what is said then. */}}
+{{- define "headrace.refuse" -}}
+{{- if index . 0 }}{{ fail (index . 1) }}{{ end -}}
+{{- end }}
+
 {{- define "headrace.checks" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- if not .Values.models }}
-{{- fail "models declares no model; must have at least one: helm install … -f settings.yaml" }}
-{{- end }}
-{{- if or (hasPrefix "127." $gateway.host) (has $gateway.host (list "localhost" "::1")) }}
-{{- fail (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host) }}
-{{- end }}
-{{- if semverCompare "<2.60.0-0" .Values.rayVersion }}
-{{- fail (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion) }}
-{{- end }}
+{{- include "headrace.refuse" (list (not .Values.models) "models declares no model; must have at least one: helm install … -f settings.yaml") }}
+{{- include "headrace.refuse" (list (or (hasPrefix "127." $gateway.host) (has $gateway.host (list "localhost" "::1"))) (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host)) }}
+{{- include "headrace.refuse" (list (semverCompare "<2.60.0-0" .Values.rayVersion) (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion)) }}
 {{- include "headrace.checkGone" . }}
 {{- include "headrace.checkName" . }}
 {{- include "headrace.checkGateways" . }}
@@ -20,20 +18,12 @@ that runs before an installation (`check.enabled`). */}}
 {{- include "headrace.checkHead" . }}
 {{- include "headrace.checkFiles" . }}
 {{- include "headrace.checkEdge" . }}
-{{- if eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade" }}
-{{- fail "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None" }}
-{{- end }}
-{{- if and (eq .Values.service.type "LoadBalancer") .Values.networkPolicy.enabled (not (contains "ipBlock" (toJson .Values.networkPolicy.callers))) }}
-{{- fail "service.type is LoadBalancer, behind which callers are no pods; networkPolicy.callers must have an ipBlock of theirs, and of the nodes" }}
-{{- end }}
-{{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
-{{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
-{{- end }}
+{{- include "headrace.refuse" (list (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None") }}
+{{- include "headrace.refuse" (list (and (eq .Values.service.type "LoadBalancer") .Values.networkPolicy.enabled (not (contains "ipBlock" (toJson .Values.networkPolicy.callers)))) "service.type is LoadBalancer, behind which callers are no pods; networkPolicy.callers must have an ipBlock of theirs, and of the nodes") }}
+{{- include "headrace.refuse" (list (and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs)) "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway") }}
 {{- range $name, $model := .Values.models }}
 {{- $policy := dig "scaling" "policy" "" $model }}
-{{- if and (kindIs "string" $policy) (regexMatch "\\.ya?ml$" $policy) }}
-{{- fail (printf "models.%s.scaling.policy is the file %s, which a chart cannot read; must be its content, or a policy's name" $name $policy) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and (kindIs "string" $policy) (regexMatch "\\.ya?ml$" $policy)) (printf "models.%s.scaling.policy is the file %s, which a chart cannot read; must be its content, or a policy's name" $name $policy)) }}
 {{- include "headrace.checkPlace" (dict "root" $ "name" (printf "models.%s" $name) "model" $model) }}
 {{- end }}
 {{- if hasKey .Values.scaling "pool" }}
@@ -48,49 +38,35 @@ that runs before an installation (`check.enabled`). */}}
 
 {{/* Values of earlier charts, as an upgrade still gives them. */}}
 {{- define "headrace.checkGone" -}}
-{{- if .Values.podAnnotations }}
-{{- fail "podAnnotations is gone; must be podTemplate.metadata.annotations" }}
-{{- end }}
+{{- include "headrace.refuse" (list .Values.podAnnotations "podAnnotations is gone; must be podTemplate.metadata.annotations") }}
 {{- range list "gatewayClassName" "stepPercent" "intervalSeconds" "maxSurgePercent" }}
-{{- if index $.Values.upgrade . }}
-{{- fail (printf "upgrade.%s is gone with the incremental upgrade; must be left out" .) }}
-{{- end }}
+{{- include "headrace.refuse" (list (index $.Values.upgrade .) (printf "upgrade.%s is gone with the incremental upgrade; must be left out" .)) }}
 {{- end }}
 {{- $nodes := dict "head" .Values.head "gateways" .Values.gateways }}
 {{- range $position, $group := .Values.workerGroups }}{{ $_ := set $nodes (printf "workerGroups[%d]" $position) $group }}{{ end }}
 {{- range $where, $node := $nodes }}
 {{- range list "affinity" "priorityClassName" "runtimeClassName" }}
-{{- if index $node . }}
-{{- fail (printf "%s.%s is gone; must be %s.podTemplate.spec.%s" $where . $where .) }}
-{{- end }}
+{{- include "headrace.refuse" (list (index $node .) (printf "%s.%s is gone; must be %s.podTemplate.spec.%s" $where . $where .)) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "headrace.checkName" -}}
 {{- $name := include "headrace.fullname" . -}}
-{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
-{{- fail (printf "The release would be called %s, which KubeRay refuses: it must be small letters, digits and hyphens, a letter first; set fullnameOverride" $name) }}
-{{- end }}
+{{- include "headrace.refuse" (list (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name)) (printf "The release would be called %s, which KubeRay refuses: it must be small letters, digits and hyphens, a letter first; set fullnameOverride" $name)) }}
 {{- end }}
 
 {{/* Where no key is needed, a gateway answers only to names that it knows (docs/security.md). */}}
 {{- define "headrace.checkEdge" -}}
 {{- $given := .Values.gateway -}}
-{{- if dig "tls" nil $given }}
-{{- fail "gateway.tls is set, but the probes of pods ask by plain HTTP; must be left out: TLS ends at an Ingress (ingress.tlsSecret) or a Gateway" }}
-{{- end }}
-{{- if eq (dig "ingress" "" $given) "direct" }}
-{{- fail "gateway.ingress is direct, which one machine alone has; must be haproxy, or auto, on a cluster" }}
-{{- end }}
+{{- include "headrace.refuse" (list (dig "tls" nil $given) "gateway.tls is set, but the probes of pods ask by plain HTTP; must be left out: TLS ends at an Ingress (ingress.tlsSecret) or a Gateway") }}
+{{- include "headrace.refuse" (list (eq (dig "ingress" "" $given) "direct") "gateway.ingress is direct, which one machine alone has; must be haproxy, or auto, on a cluster") }}
 {{- $needs := or (eq (dig "auth" "" $given | default "") "required") (dig "tenants_path" nil $given) -}}
 {{- range .Values.tenants }}{{ if hasKey . "keys" }}{{ $needs = true }}{{ end }}{{ end -}}
 {{- $allowed := dig "allowed_hosts" list $given -}}
 {{- range .Values.ingress.hosts }}
 {{- $known := or $needs (has "*" $allowed) (has . $allowed) (has (printf "*.%s" (splitList "." . | rest | join ".")) $allowed) }}
-{{- if not $known }}
-{{- fail (printf "ingress.hosts has %s, to which gateways without keys answer 403; must be in gateway.allowed_hosts too, or tenants must have keys" .) }}
-{{- end }}
+{{- include "headrace.refuse" (list (not $known) (printf "ingress.hosts has %s, to which gateways without keys answer 403; must be in gateway.allowed_hosts too, or tenants must have keys" .)) }}
 {{- end }}
 {{- end }}
 
@@ -106,68 +82,40 @@ that runs before an installation (`check.enabled`). */}}
 {{- $_ := set $ports "haproxy_stats_port" (list $gateway.haproxy_stats_port) }}
 {{- range $setting, $each := $ports }}
 {{- range $each }}
-{{- if has (int64 . | toString) $taken }}
-{{- fail (printf "gateway.%s takes port %d, which Ray has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken)) }}
-{{- end }}
+{{- include "headrace.refuse" (list (has (int64 . | toString) $taken) (printf "gateway.%s takes port %d, which Ray has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken))) }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "headrace.checkGateways" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- if gt (float64 $gateway.num_cpus) 0.0 }}
-{{- fail (printf "gateway.num_cpus is %v; must be left out: gateways have pods of their own, of gateways.cpu CPUs" $gateway.num_cpus) }}
-{{- end }}
+{{- include "headrace.refuse" (list (gt (float64 $gateway.num_cpus) 0.0) (printf "gateway.num_cpus is %v; must be left out: gateways have pods of their own, of gateways.cpu CPUs" $gateway.num_cpus)) }}
 {{- if ge (int64 .Values.gateways.minAvailable) (int64 $gateway.nodes) }}
-{{- if gt (int64 .Values.gateways.minAvailable) 0 }}
-{{- fail (printf "gateways.minAvailable is %v, and there are %v of their pods; must be below that, or no node could be drained" .Values.gateways.minAvailable $gateway.nodes) }}
-{{- end }}
+{{- include "headrace.refuse" (list (gt (int64 .Values.gateways.minAvailable) 0) (printf "gateways.minAvailable is %v, and there are %v of their pods; must be below that, or no node could be drained" .Values.gateways.minAvailable $gateway.nodes)) }}
 {{- end }}
 {{- range $name, $value := $gateway.labels }}
-{{- if and (not (regexMatch "^(!|in\\()" $value)) (ne $value (dig $name "" $.Values.gateways.rayLabels)) }}
-{{- fail (printf "gateway.labels wants %s: %s, which gateways.rayLabels does not have; gateways would never start" $name $value) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and (not (regexMatch "^(!|in\\()" $value)) (ne $value (dig $name "" $.Values.gateways.rayLabels))) (printf "gateway.labels wants %s: %s, which gateways.rayLabels does not have; gateways would never start" $name $value)) }}
 {{- end }}
 {{- end }}
 
 {{- define "headrace.checkGroups" -}}
 {{- $names := list "gateways" "headgroup" -}}
 {{- range $position, $group := .Values.workerGroups }}
-{{- if has $group.name $names }}
-{{- fail (printf "workerGroups[%d].name is %s, which is taken; must be another one" $position $group.name) }}
-{{- end }}
+{{- include "headrace.refuse" (list (has $group.name $names) (printf "workerGroups[%d].name is %s, which is taken; must be another one" $position $group.name)) }}
 {{- $names = append $names $group.name }}
-{{- if and $group.migProfile $group.gpus }}
-{{- fail (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name) }}
-{{- end }}
-{{- if and (eq "gke" (default "plugin" $group.devices)) (not $group.migProfile) }}
-{{- fail (printf "workerGroups[%d] (%s) has devices: gke, which is how GKE offers MIG slices; must have migProfile" $position $group.name) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and $group.migProfile $group.gpus) (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name)) }}
+{{- include "headrace.refuse" (list (and (eq "gke" (default "plugin" $group.devices)) (not $group.migProfile)) (printf "workerGroups[%d] (%s) has devices: gke, which is how GKE offers MIG slices; must have migProfile" $position $group.name)) }}
 {{- if eq "dra" (default "plugin" $group.devices) }}
-{{- if not (or $group.migProfile $group.gpus) }}
-{{- fail (printf "workerGroups[%d] (%s) has devices: dra and no device to claim; must have migProfile or gpus" $position $group.name) }}
+{{- include "headrace.refuse" (list (not (or $group.migProfile $group.gpus)) (printf "workerGroups[%d] (%s) has devices: dra and no device to claim; must have migProfile or gpus" $position $group.name)) }}
+{{- include "headrace.refuse" (list (semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version) (printf "workerGroups[%d] (%s) has devices: dra, which needs Kubernetes 1.34 (resource.k8s.io/v1); this is %s" $position $group.name $.Capabilities.KubeVersion.Version)) }}
 {{- end }}
-{{- if semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version }}
-{{- fail (printf "workerGroups[%d] (%s) has devices: dra, which needs Kubernetes 1.34 (resource.k8s.io/v1); this is %s" $position $group.name $.Capabilities.KubeVersion.Version) }}
-{{- end }}
-{{- end }}
-{{- if and (hasKey $group "idleTimeoutSeconds") (not $.Values.autoscaler.enabled) }}
-{{- fail (printf "workerGroups[%d] (%s) has idleTimeoutSeconds, which the autoscaler alone heeds; must be left out with autoscaler.enabled: false" $position $group.name) }}
-{{- end }}
-{{- if and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas))) }}
-{{- fail (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and (hasKey $group "idleTimeoutSeconds") (not $.Values.autoscaler.enabled)) (printf "workerGroups[%d] (%s) has idleTimeoutSeconds, which the autoscaler alone heeds; must be left out with autoscaler.enabled: false" $position $group.name)) }}
+{{- include "headrace.refuse" (list (and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas)))) (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas)) }}
 {{- $least := default 0 $group.minReplicas | int64 }}
-{{- if and (not $.Values.autoscaler.enabled) (lt $least 1) }}
-{{- fail (printf "workerGroups[%d] (%s) has minReplicas %d; with autoscaler.enabled: false minReplicas must be at least 1, for nothing would start a pod" $position $group.name $least) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and (not $.Values.autoscaler.enabled) (lt $least 1)) (printf "workerGroups[%d] (%s) has minReplicas %d; with autoscaler.enabled: false minReplicas must be at least 1, for nothing would start a pod" $position $group.name $least)) }}
 {{- $most := default (max $least 1) $group.maxReplicas | int64 }}
-{{- if ge (default 0 $group.minAvailable | int64) $most }}
-{{- fail (printf "workerGroups[%d] (%s) has minAvailable %v and at most %d pods; must be below that, or no node could be drained" $position $group.name $group.minAvailable $most) }}
-{{- end }}
-{{- if ge (include "headrace.objectStoreMib" $group | int64) (include "headrace.mib" $group.memory | int64) }}
-{{- fail (printf "workerGroups[%d] (%s) has memory %s, which its objectStore takes already" $position $group.name $group.memory) }}
-{{- end }}
+{{- include "headrace.refuse" (list (ge (default 0 $group.minAvailable | int64) $most) (printf "workerGroups[%d] (%s) has minAvailable %v and at most %d pods; must be below that, or no node could be drained" $position $group.name $group.minAvailable $most)) }}
+{{- include "headrace.refuse" (list (ge (include "headrace.objectStoreMib" $group | int64) (include "headrace.mib" $group.memory | int64)) (printf "workerGroups[%d] (%s) has memory %s, which its objectStore takes already" $position $group.name $group.memory)) }}
 {{- end }}
 {{- end }}
 
@@ -177,9 +125,7 @@ that runs before an installation (`check.enabled`). */}}
 {{- $application := .name }}
 {{- range dig "deployments" list . }}
 {{- $needed := addf 15 .graceful_shutdown_timeout_s }}
-{{- if gt $needed (float64 $limit) }}
-{{- fail (printf "drainSeconds is %v; %s may take %v s to finish what it has, so it must be at least %v (a change starts a new cluster)" $limit $application .graceful_shutdown_timeout_s (ceil $needed)) }}
-{{- end }}
+{{- include "headrace.refuse" (list (gt $needed (float64 $limit)) (printf "drainSeconds is %v; %s may take %v s to finish what it has, so it must be at least %v (a change starts a new cluster)" $limit $application .graceful_shutdown_timeout_s (ceil $needed))) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -188,15 +134,11 @@ that runs before an installation (`check.enabled`). */}}
 {{- $memory := include "headrace.mib" .Values.head.memory | int64 -}}
 {{- $anchors := add (len .Values.models) (ternary 1 0 (hasKey .Values.scaling "pool")) -}}
 {{- $needed := add 2048 (mul 145 $anchors) (include "headrace.objectStoreMib" .Values.head) -}}
-{{- if lt $memory $needed }}
-{{- fail (printf "head.memory is %s; %d anchors and the head itself may take %d MiB (a change starts a new cluster)" .Values.head.memory $anchors $needed) }}
-{{- end }}
+{{- include "headrace.refuse" (list (lt $memory $needed) (printf "head.memory is %s; %d anchors and the head itself may take %d MiB (a change starts a new cluster)" .Values.head.memory $anchors $needed)) }}
 {{- end }}
 
 {{- define "headrace.checkFiles" -}}
-{{- if and .Values.prewarm.enabled (ne .Values.prewarm.artifacts "none") (ne .Values.cache.type "hostPath") }}
-{{- fail (printf "prewarm.artifacts is %s and cache.type %s, which a node's pods do not share; cache.type must be hostPath" .Values.prewarm.artifacts .Values.cache.type) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and .Values.prewarm.enabled (ne .Values.prewarm.artifacts "none") (ne .Values.cache.type "hostPath")) (printf "prewarm.artifacts is %s and cache.type %s, which a node's pods do not share; cache.type must be hostPath" .Values.prewarm.artifacts .Values.cache.type)) }}
 {{- if and (include "headrace.hasTenantFiles" .) (not (dig "tenants_path" "" .Values.gateway)) }}
 {{- fail "gateway.tenants_path is missing; tenantFiles are mounted there" }}
 {{- end }}
@@ -204,17 +146,11 @@ that runs before an installation (`check.enabled`). */}}
 {{- fail "tenantFiles is empty, and gateways would read their tenants from gateway.tenants_path; must name a config, a Secret or an ExternalSecret" }}
 {{- end }}
 {{- with .Values.storage.pvc }}
-{{- if and .from (not .existingClaim) (eq (join "" .accessModes) "ReadOnlyMany") }}
-{{- fail "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from names; must be ReadWriteMany" }}
-{{- end }}
+{{- include "headrace.refuse" (list (and .from (not .existingClaim) (eq (join "" .accessModes) "ReadOnlyMany")) "storage.pvc.accessModes is ReadOnlyMany, and a job is to write what storage.pvc.from names; must be ReadWriteMany") }}
 {{- end }}
 {{- if eq .Values.storage.type "image" }}
-{{- if not .Values.storage.image.reference }}
-{{- fail "storage.image.reference is missing; must be an image with its digest" }}
-{{- end }}
-{{- if semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version }}
-{{- fail (printf "storage.type is image, which needs Kubernetes 1.35; this is %s" .Capabilities.KubeVersion.Version) }}
-{{- end }}
+{{- include "headrace.refuse" (list (not .Values.storage.image.reference) "storage.image.reference is missing; must be an image with its digest") }}
+{{- include "headrace.refuse" (list (semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version) (printf "storage.type is image, which needs Kubernetes 1.35; this is %s" .Capabilities.KubeVersion.Version)) }}
 {{- end }}
 {{- end }}
 
@@ -254,20 +190,12 @@ drain has its time. */}}
 {{- $ray := first $spec.containers -}}
 {{- $autoscales := .root.Values.autoscaler.enabled -}}
 {{- $least := add .root.Values.drainSeconds 30 -}}
-{{- if and $autoscales (ne "Never" (default "Never" $spec.restartPolicy)) }}
-{{- fail (printf "%s's pods get restartPolicy %s; must be left out: the autoscaler starts others instead" $component $spec.restartPolicy) }}
-{{- end }}
-{{- if lt (int64 (default 0 $spec.terminationGracePeriodSeconds)) $least }}
-{{- fail (printf "%s's pods get terminationGracePeriodSeconds %v; must be at least %d, drainSeconds and 30" $component (default 0 $spec.terminationGracePeriodSeconds) $least) }}
-{{- end }}
-{{- if dig "lifecycle" "preStop" nil $ray }}
-{{- fail (printf "%s's container ray has a preStop, which takes its time from the drain; must be left out" $component) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and $autoscales (ne "Never" (default "Never" $spec.restartPolicy))) (printf "%s's pods get restartPolicy %s; must be left out: the autoscaler starts others instead" $component $spec.restartPolicy)) }}
+{{- include "headrace.refuse" (list (lt (int64 (default 0 $spec.terminationGracePeriodSeconds)) $least) (printf "%s's pods get terminationGracePeriodSeconds %v; must be at least %d, drainSeconds and 30" $component (default 0 $spec.terminationGracePeriodSeconds) $least)) }}
+{{- include "headrace.refuse" (list (dig "lifecycle" "preStop" nil $ray) (printf "%s's container ray has a preStop, which takes its time from the drain; must be left out" $component)) }}
 {{- if and $autoscales (eq $component "head") }}
 {{- range list "serviceAccountName" "serviceAccount" "automountServiceAccountToken" }}
-{{- if hasKey $spec . }}
-{{- fail (printf "head's pod gets %s; must be left out: KubeRay gives a head with an autoscaler its account (gateways and groups have a podTemplate of their own)" .) }}
-{{- end }}
+{{- include "headrace.refuse" (list (hasKey $spec .) (printf "head's pod gets %s; must be left out: KubeRay gives a head with an autoscaler its account (gateways and groups have a podTemplate of their own)" .)) }}
 {{- end }}
 {{- end }}
 {{- range $which, $path := dig "channel" "tls" dict .root.Values.gateway | default dict }}
@@ -275,9 +203,7 @@ drain has its time. */}}
 {{- range $ray.volumeMounts }}
 {{- if hasPrefix (printf "%s/" (trimSuffix "/" .mountPath)) $path }}{{ $there = true }}{{ end }}
 {{- end }}
-{{- if not $there }}
-{{- fail (printf "gateway.channel.tls.%s is %s, and no volume of %s is mounted there; podTemplate must mount one" $which $path $component) }}
-{{- end }}
+{{- include "headrace.refuse" (list (not $there) (printf "gateway.channel.tls.%s is %s, and no volume of %s is mounted there; podTemplate must mount one" $which $path $component)) }}
 {{- end }}
 {{- end }}
 
@@ -285,9 +211,7 @@ drain has its time. */}}
 {{- define "headrace.checkLabels" -}}
 {{- $component := .component -}}
 {{- range $name, $_ := dig "metadata" "labels" dict .over }}
-{{- if regexMatch "^(app\\.kubernetes\\.io|headrace\\.io|ray\\.io)/" $name }}
-{{- fail (printf "%s's pods get the label %s, by which pods are found; must be left out" $component $name) }}
-{{- end }}
+{{- include "headrace.refuse" (list (regexMatch "^(app\\.kubernetes\\.io|headrace\\.io|ray\\.io)/" $name) (printf "%s's pods get the label %s, by which pods are found; must be left out" $component $name)) }}
 {{- end }}
 {{- end }}
 
@@ -298,9 +222,7 @@ drain has its time. */}}
 {{- range $field := list "env" "ports" }}
 {{- $names := list }}
 {{- range default list (index $container $field) }}
-{{- if and .name (has .name $names) }}
-{{- fail (printf "%s's container %s has %s %s twice; must be there once" $component $container.name $field .name) }}
-{{- end }}
+{{- include "headrace.refuse" (list (and .name (has .name $names)) (printf "%s's container %s has %s %s twice; must be there once" $component $container.name $field .name)) }}
 {{- $names = append $names .name }}
 {{- end }}
 {{- end }}

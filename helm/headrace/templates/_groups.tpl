@@ -68,10 +68,7 @@ because neither KubeRay nor Ray counts every profile. */}}
     {{- if $resources }}
     resources: {{ $resources | toJson | quote | squote }}
     {{- end }}
-  {{- with $group.labels }}
-  labels:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "headrace.field" (list "labels" $group.labels 2) }}
   template:
     {{- $pod := dict "root" .root "component" (printf "group-%s" $group.name) "node" $group "device" $device "claim" $claim "ports" $ports "head" false }}
     {{- include "headrace.rayPod" $pod | nindent 4 }}

@@ -31,6 +31,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- omit (include "headrace.labels" . | fromYaml) "kueue.x-k8s.io/queue-name" "kueue.x-k8s.io/priority-class" | toYaml -}}
 {{- end }}
 
+{{/* What every object begins with; more labels or annotations may follow. Of a list: the root, its API
+version, its kind, its name, more labels (a mapping) if it may have any. */}}
+{{- define "headrace.object" -}}
+{{- $root := index . 0 -}}
+apiVersion: {{ index . 1 }}
+kind: {{ index . 2 }}
+metadata:
+  name: {{ index . 3 | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
+  labels:
+    {{- include (ternary "headrace.jobLabels" "headrace.labels" (eq "Job" (index . 2))) $root | nindent 4 }}
+    {{- with slice . 4 }}{{ with first . }}{{ toYaml . | nindent 4 }}{{ end }}{{ end }}
+{{- end }}
+
+{{/* A field where its value is not empty. Of a list: its name, its value, how far it is indented. */}}
+{{- define "headrace.field" -}}
+{{- with index . 1 }}{{ dict (index $ 0) . | toYaml | nindent (int (index $ 2)) }}{{ end -}}
+{{- end }}
+
 {{/* The image, by digest where there is one. */}}
 {{- define "headrace.image" -}}
 {{- $image := .Values.image -}}

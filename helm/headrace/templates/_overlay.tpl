@@ -78,29 +78,16 @@ metadata:
     app.kubernetes.io/component: {{ .component }}
 spec:
   restartPolicy: Never
-  {{- with .account }}
-  serviceAccountName: {{ . | quote }}
-  {{- end }}
+  {{- include "headrace.field" (list "serviceAccountName" .account 2) }}
   automountServiceAccountToken: {{ not (empty .token) }}
-  enableServiceLinks: false
-  {{- with include "headrace.pullSecrets" .root }}
-  {{- . | nindent 2 }}
-  {{- end }}
-  securityContext:
-    {{- include "headrace.podSecurity" .root | nindent 4 }}
-  {{- range $field := list "nodeSelector" "tolerations" }}
-  {{- with index $.root.Values.head $field }}
-  {{ $field }}:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- end }}
+  {{- include "headrace.anyPod" (dict "root" .root "node" .root.Values.head) | nindent 2 }}
+  {{- include "headrace.field" (list "tolerations" .root.Values.head.tolerations 2) }}
   containers:
     - name: job
-      image: {{ include "headrace.image" .root | quote }}
-      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-      securityContext:
-        {{- include "headrace.containerSecurity" .root | nindent 8 }}
+      {{- include "headrace.anyContainer" .root | nindent 6 }}
       {{- .container | nindent 6 }}
+      env:
+        - {name: HOME, value: /tmp}
       volumeMounts:
         - {name: tmp, mountPath: /tmp}
         {{- with .mounts }}

@@ -8,35 +8,40 @@ app.kubernetes.io/component: {{ .component }}
 headrace.io/node: ray
 {{- end }}
 
-{{- define "headrace.podSecurity" -}}
-runAsNonRoot: true
-{{- with .Values.runAsUser }}
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
-{{- end }}
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
-{{- end }}
-
-{{- define "headrace.containerSecurity" -}}
-allowPrivilegeEscalation: false
-capabilities:
-  drop: [ALL]
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-seccompProfile:
-  type: RuntimeDefault
-{{- end }}
-
-{{- define "headrace.pullSecrets" -}}
-{{- with .Values.image.pullSecrets -}}
+{{/* What the chart's pods have alike. Of a dict: root, node (whose nodeSelector it is). */}}
+{{- define "headrace.anyPod" -}}
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}
   {{- end }}
 {{- end }}
+securityContext:
+  runAsNonRoot: true
+  {{- with .root.Values.runAsUser }}
+  runAsUser: {{ . }}
+  runAsGroup: {{ . }}
+  fsGroup: {{ . }}
+  {{- end }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- include "headrace.field" (list "nodeSelector" .node.nodeSelector 0) }}
+{{- end }}
+
+{{/* And what their containers have alike. */}}
+{{- define "headrace.anyContainer" -}}
+image: {{ include "headrace.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  capabilities:
+    drop: [ALL]
+  readOnlyRootFilesystem: true
+  runAsNonRoot: true
+  seccompProfile:
+    type: RuntimeDefault
 {{- end }}
 
 {{/* One Ray node. Of a dict: root, component, node (cpu, memory, objectStore, nodeSelector,
@@ -73,17 +78,8 @@ spec:
   serviceAccountName: {{ include "headrace.serviceAccount" .root | quote }}
   automountServiceAccountToken: false
   {{- end }}
-  enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add $values.drainSeconds 30 }}
-  {{- with include "headrace.pullSecrets" .root }}
-  {{- . | nindent 2 }}
-  {{- end }}
-  securityContext:
-    {{- include "headrace.podSecurity" .root | nindent 4 }}
-  {{- with $node.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "headrace.anyPod" . | nindent 2 }}
   {{- with .claim }}
   resourceClaims:
     - name: device
@@ -110,10 +106,7 @@ spec:
           app.kubernetes.io/component: {{ .component }}
   containers:
     - name: ray
-      image: {{ include "headrace.image" .root | quote }}
-      imagePullPolicy: {{ $values.image.pullPolicy }}
-      securityContext:
-        {{- include "headrace.containerSecurity" .root | nindent 8 }}
+      {{- include "headrace.anyContainer" .root | nindent 6 }}
       resources:
         {{- range list "requests" "limits" }}
         {{ . }}:
@@ -168,12 +161,9 @@ spec:
 
 {{- define "headrace.volumeMounts" -}}
 {{- $values := .root.Values -}}
-- name: tmp
-  mountPath: /tmp
-- name: shared-memory
-  mountPath: /dev/shm
-- name: cache
-  mountPath: /var/cache/headrace
+- {name: tmp, mountPath: /tmp}
+- {name: shared-memory, mountPath: /dev/shm}
+- {name: cache, mountPath: /var/cache/headrace}
 {{- if ne $values.storage.type "none" }}
 - name: models
   mountPath: {{ $values.storage.path | quote }}
@@ -193,8 +183,7 @@ spec:
 
 {{- define "headrace.volumes" -}}
 {{- $values := .root.Values -}}
-- name: tmp
-  emptyDir: {}
+- {name: tmp, emptyDir: {}}
 - name: shared-memory
   emptyDir:
     medium: Memory
@@ -234,23 +223,16 @@ spec:
 {{- $values := .Values -}}
 - name: cache
   {{- if eq $values.cache.type "hostPath" }}
-  hostPath:
-    path: {{ $values.cache.hostPath | quote }}
-    type: DirectoryOrCreate
+  hostPath: {path: {{ $values.cache.hostPath | quote }}, type: DirectoryOrCreate}
   {{- else if eq $values.cache.type "ephemeral" }}
   ephemeral:
     volumeClaimTemplate:
       spec:
         accessModes: [ReadWriteOnce]
-        {{- with $values.cache.storageClassName }}
-        storageClassName: {{ . | quote }}
-        {{- end }}
-        resources:
-          requests:
-            storage: {{ $values.cache.size | quote }}
+        {{- include "headrace.field" (list "storageClassName" $values.cache.storageClassName 8) }}
+        resources: {requests: {storage: {{ $values.cache.size | quote }}}}
   {{- else }}
-  emptyDir:
-    sizeLimit: {{ $values.cache.size | quote }}
+  emptyDir: {sizeLimit: {{ $values.cache.size | quote }}}
   {{- end }}
 {{- if eq $values.storage.type "pvc" }}
 - name: models

@@ -1,8 +1,7 @@
-{{/* What `helm test` asks, in JSON {"path", "body"}: what the values say, or what fits a model. */}}
+{{/* A prediction to ask for, in JSON {"path", "body"}: what the values say, or what fits a model. */}}
 {{- define "headrace.prediction" -}}
 {{- $found := dict -}}
-{{- if not .Values.test.enabled }}
-{{- else if .Values.test.path }}
+{{- if .Values.test.path }}
 {{- $found = dict "path" .Values.test.path "body" .Values.test.body }}
 {{- else }}
 {{- range $optional := list false true }}
@@ -38,8 +37,8 @@
 {{- if and $needed (not (hasKey $tenants "default")) }}true{{ end -}}
 {{- end }}
 
-{{/* What the pod of `helm test` asks: the above, but for where it lacks the key that it needs. */}}
+{{/* What the pod of `helm test` asks: the above, but for where it lacks the key that it needs or is off. */}}
 {{- define "headrace.tested" -}}
 {{- $lacks := and (include "headrace.needsKey" .) (not .Values.test.existingSecret) -}}
-{{- ternary "{}" (include "headrace.prediction" .) (not (empty $lacks)) -}}
+{{- ternary (include "headrace.prediction" .) "{}" (and .Values.test.enabled (empty $lacks)) -}}
 {{- end }}

@@ -8,7 +8,7 @@ it, at every start. `python -m tests.autoscaling.mig.exhaustive` prints the tabl
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -30,9 +30,17 @@ USABLE_MIB = {
     "h100-80": (9_984, 20_090, 20_090, 40_448, 40_448, 81_152),
     "h200-141": (16_384, 33_280, 33_280, 71_168, 71_168, 143_360),
 }
+# Other GPUs, which the fifty cases leave out: H100 NVL, the H100 of a GH200, A30.
+OTHER_MIB = {
+    "h100-94": (10_874, 22_016, 22_016, 47_226, 47_226, 94_842),
+    "gh200-96": (11_264, 23_552, 23_552, 47_616, 47_616, 95_232),
+    "a30": (5_949, 11_970, 24_002),
+}
+A30_SHAPES = ((1, 1, (0, 1, 2, 3)), (2, 2, (0, 2)), (4, 4, (0,)))
 CASES = 50
 MAX_REPLICAS = 16
 
+Shape = tuple[int, int, tuple[int, ...]]
 Gpu = tuple[int, int]  # which memory slices are taken, as bits; how many compute slices
 
 
@@ -50,17 +58,22 @@ class Case:
 
 def cases(seed: int = 18) -> list[Case]:
     rng = random.Random(seed)
-    return [_case(rng) for _ in range(CASES)]
+    return [_case(rng, rng.choice(sorted(USABLE_MIB)), USABLE_MIB) for _ in range(CASES)]
 
 
-def _case(rng: random.Random) -> Case:
-    gpu, left = rng.choice(sorted(USABLE_MIB)), MAX_REPLICAS
+def a30_cases(seed: int = 30) -> list[Case]:
+    rng = random.Random(seed)
+    return [_case(rng, "a30", OTHER_MIB) for _ in range(CASES)]
+
+
+def _case(rng: random.Random, gpu: str, usable: Mapping[str, tuple[int, ...]]) -> Case:
+    left = MAX_REPLICAS
     models = []
     for _ in range(rng.randint(1, 5)):
         if left:
             replicas = rng.randint(1, min(left, 5))
             # Of all sizes alike, the largest seldom: it has a GPU of its own in any case.
-            slice_mib = rng.choice(USABLE_MIB[gpu][:-1] * 4 + USABLE_MIB[gpu][-1:])
+            slice_mib = rng.choice(usable[gpu][:-1] * 4 + usable[gpu][-1:])
             models.append((replicas, round(slice_mib * rng.uniform(0.3, 1.0))))
             left -= replicas
     return Case(gpu, tuple(models))
@@ -69,15 +82,19 @@ def _case(rng: random.Random) -> Case:
 def fewest(case: Case) -> int:
     """Of all ways to place the replicas, the least number of GPUs."""
     wanted = sorted((need for replicas, need in case.models for _ in range(replicas)), reverse=True)
-    search = _Everything(tuple(wanted), USABLE_MIB[case.gpu])
+    mib = (USABLE_MIB | OTHER_MIB)[case.gpu]
+    shapes, compute = (A30_SHAPES, 4) if case.gpu == "a30" else (SHAPES, 7)
+    search = _Everything(tuple(wanted), tuple(zip(shapes, mib, strict=True)), compute)
     return next(gpus for gpus in count(1) if search.holds(((0, 0),) * gpus, 0))
 
 
 class _Everything:
     """Tries every way until one holds all replicas. States that were met before led nowhere."""
 
-    def __init__(self, wanted: tuple[int, ...], usable: tuple[int, ...]) -> None:
-        self._wanted, self._usable = wanted, usable
+    def __init__(
+        self, wanted: tuple[int, ...], profiles: tuple[tuple[Shape, int], ...], compute: int
+    ) -> None:
+        self._wanted, self._profiles, self._compute = wanted, profiles, compute
         self._met: set[tuple[tuple[Gpu, ...], int]] = set()
 
     def holds(self, gpus: tuple[Gpu, ...], done: int) -> bool:
@@ -92,8 +109,9 @@ class _Everything:
     def _with(self, gpus: tuple[Gpu, ...], need: int) -> Iterator[tuple[Gpu, ...]]:
         for n, (taken, compute) in enumerate(gpus):
             others = (*gpus[:n], *gpus[n + 1 :])
-            for (slices, size, starts), mib in zip(SHAPES, self._usable, strict=True):
-                for start in starts if mib >= need and compute + slices <= 7 else ():
+            for (slices, size, starts), mib in self._profiles:
+                fits = mib >= need and compute + slices <= self._compute
+                for start in starts if fits else ():
                     bits = ((1 << size) - 1) << start
                     if not bits & taken:
                         yield tuple(sorted((*others, (taken | bits, compute + slices))))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscaling.mig.geometry import GPUS, with_usable
-from tests.autoscaling.mig.exhaustive import USABLE_MIB
+from tests.autoscaling.mig.exhaustive import OTHER_MIB, USABLE_MIB
 
 H200 = GPUS["h200-141"]
 
@@ -20,7 +20,7 @@ def test_a_profile_is_not_as_large_as_its_name():
 
 
 def test_sizes_are_those_of_the_lists():
-    for name, sizes in USABLE_MIB.items():
+    for name, sizes in (USABLE_MIB | OTHER_MIB).items():
         assert tuple(each.usable_mib for each in GPUS[name].profiles) == sizes
 
 
@@ -38,6 +38,17 @@ def test_resources_are_spelt_as_the_device_plugin_and_as_ray_take_them():
     profile = H200.named("1g.18gb")
     assert profile is not None
     assert (profile.resource, profile.ray_resource) == ("mig-1g.18gb", "mig_1g_18gb")
+
+
+def test_an_a30_has_three_profiles_on_four_slices():
+    a30 = GPUS["a30"]
+    found = {each.name: (each.compute, each.sms, each.ray_resource) for each in a30.profiles}
+    assert found == {
+        "1g.6gb": (1, 14, "mig_1g_6gb"),
+        "2g.12gb": (2, 28, "mig_2g_12gb"),
+        "4g.24gb": (4, 56, "mig_4g_24gb"),
+    }
+    assert (a30.memory_slices, a30.compute_slices, a30.usable_mib) == (4, 4, 24_002)
 
 
 def test_the_documentation_has_every_size():

@@ -21,6 +21,7 @@ from deployments.tools.chart import (
 )
 
 VALUES = (CHART / "values.yaml").read_text()
+_MOST_LINES = 3_000
 
 
 made, schema_of, of_settings = cache(generated), cache(values_schema), cache(settings_schema)
@@ -29,6 +30,18 @@ made, schema_of, of_settings = cache(generated), cache(values_schema), cache(set
 @pytest.mark.parametrize("path", made(), ids=str)
 def test_a_generated_file_is_up_to_date(path: Path) -> None:
     assert (CHART / path).read_text() == made()[path], "python -m deployments.tools.chart"
+
+
+def test_what_is_written_by_hand_stays_readable_and_the_rest_is_marked() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in CHART.parent.rglob("*")
+             if path.is_file()}  # fmt: skip
+    by_hand = {path: n for path, n in lines.items() if path not in {CHART / p for p in made()}}
+    assert sum(by_hand.values()) < _MOST_LINES
+    marks = (CHART.parents[1] / ".gitattributes").read_text()
+    for path in made():
+        stem = str(Path("helm", "headrace", path))
+        marked = stem if "dashboards" not in stem else "helm/headrace/files/dashboards/*.json"
+        assert f"{marked} linguist-generated\n" in marks
 
 
 def test_every_value_is_described_and_no_name_is_unknown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
@@ -37,17 +38,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run(file: Path, *words: str) -> Result:
-    return CliRunner().invoke(cli.main, ["plan", "mig", str(file), "--gpu", "h100-80", *words])
+def run(file: Path, *words: str, gpus: Sequence[str] = ("h100-80",)) -> Result:
+    fleet = [word for gpu in gpus for word in ("--gpu", gpu)]
+    return CliRunner().invoke(cli.main, ["plan", "mig", str(file), *fleet, *words])
 
 
-def written(file: Path, *words: str) -> list[dict]:
+def written(file: Path, *words: str, gpus: Sequence[str] = ("h100-80",)) -> list[dict]:
     """The files that `--to` writes."""
-    folder = file.parent / "plan" / "h100"
-    result = run(file, *words, "--to", str(folder))
+    folder = file.parent / "plan"
+    result = run(file, *words, "--to", str(folder), gpus=gpus)
     assert result.exit_code == 0, result.output
     names = ("values.yaml", "mig-parted.yaml", "groups.yaml")
-    return [yaml.safe_load((folder / name).read_text()) for name in names]
+    files = (folder / name for name in names)
+    return [yaml.safe_load(each.read_text()) for each in files if each.exists()]
 
 
 def test_the_table_says_who_goes_where_and_what_is_left(file):
@@ -187,6 +190,134 @@ def test_groups_in_force_keep_their_places_and_new_ones_come_last(file, tmp_path
     assert [each["name"] for each in groups[4:]] == ["mig-1g-10gb"]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "small", "large", "sizes"),
+    [
+        ("a30", "1g.6gb", "4g.24gb", (5_949, 24_002)),
+        ("h100-94", "1g.12gb", "3g.47gb", (10_874, 47_226)),
+        ("gh200-96", "1g.12gb", "3g.48gb", (11_264, 47_616)),
+    ],
+)
+def test_each_gpu_gets_its_own_profiles_filled_to_the_last_mebibyte(file, gpu, small, large, sizes):
+    needs = [
+        f"--need={name}={mib}" for name, mib in zip(("small", "large/gpu"), sizes, strict=True)
+    ]
+    values, layout, groups = written(file, *needs, gpus=[gpu])
+    assert [(each["name"], each["migProfile"]) for each in values["workerGroups"]] == [
+        (f"mig-{name.replace('.', '-')}", name) for name in (small, large)
+    ]
+    assert set(layout["mig-configs"]) == {f"headrace-{gpu}-0"}
+    (group,) = groups["models"]["small"]["replicas"]["groups"]
+    assert group["resources"] == {f"mig_{small.replace('.', '_')}": 1}
+
+
+def test_b200_slices_are_planned_with_what_a_node_says(file):
+    words = ("--need", "small=18000", "--need", "large/gpu=80000", "--usable", "3g.90gb=88000")
+    values, layout, _ = written(file, *words, gpus=["b200-180"])
+    assert [each["migProfile"] for each in values["workerGroups"]] == ["1g.23gb", "3g.90gb"]
+    assert list(layout["mig-configs"]) == ["headrace-b200-180-0"]
+
+
+def test_each_replica_of_a_fleet_gets_the_smallest_slice_that_holds_it(file):
+    words = ("--need", "small=5900", "--need", "large/gpu=30000", "--per-node", "4")
+    values, layout, _ = written(file, *words, gpus=["h100-80", "a30"])
+    assert [(each["name"], each["maxReplicas"]) for each in values["workerGroups"]] == [
+        ("mig-3g-40gb", 2), ("mig-1g-6gb", 5),
+    ]  # fmt: skip
+    # No other GPU of the fleet has a profile of these names: they say which nodes.
+    assert not {"resources", "nodeSelector", "podTemplate"} & values["workerGroups"][1].keys()
+    assert layout["mig-configs"] == {
+        "headrace-h100-80-0": [
+            {"devices": [0], "mig-enabled": True, "mig-devices": {"3g.40gb": 2}}
+        ],
+        "headrace-a30-0": [
+            {"devices": [0], "mig-enabled": True, "mig-devices": {"1g.6gb": 3}},
+            {"devices": [1], "mig-enabled": True, "mig-devices": {"1g.6gb": 2}},
+        ],
+    }
+
+
+SAME_NAMES = ("--need", "small=9000", "--need", "large/gpu=9000", "--on", "large/gpu=h100-80")
+
+
+def test_profiles_of_one_name_are_told_apart_by_the_nodes_label_and_a_resource(file):
+    values, _, groups = written(file, *SAME_NAMES, gpus=["a100-80", "h100-80"])
+    a100, h100 = values["workerGroups"]
+    assert (a100["name"], h100["name"]) == ("mig-1g-10gb-a100-80", "mig-1g-10gb-h100-80")
+    assert a100["migProfile"] == h100["migProfile"] == "1g.10gb"
+    terms = h100["podTemplate"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    products = ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe"]
+    assert term["matchExpressions"] == [
+        {"key": "nvidia.com/gpu.product", "operator": "In", "values": products}
+    ]
+    (small,) = groups["models"]["small"]["replicas"]["groups"]
+    large = groups["models"]["large"]["replicas"]["groups"][0]
+    assert small["resources"] == {"mig_1g_10gb": 1, **a100["resources"]}
+    assert large["resources"] == {"licence": 1, "mig_1g_10gb": 1, **h100["resources"]}
+    assert (a100["resources"], h100["resources"]) == ({"gpu_a100_80": 1}, {"gpu_h100_80": 1})
+
+
+def test_a_fleet_is_planned_the_same_again_beside_its_values(file, tmp_path):
+    fleet = ["a100-80", "h100-80"]
+    first = written(file, *SAME_NAMES, gpus=fleet)
+    settings = yaml.safe_load(FILE)
+    for name, model in first[2]["models"].items():
+        settings["models"][name]["replicas"] |= model["replicas"]
+    file.write_text(yaml.safe_dump(settings))
+    (tmp_path / "v.yaml").write_text(yaml.safe_dump(first[0]))
+    words = (*SAME_NAMES[:4], "--values", str(tmp_path / "v.yaml"))  # without --on
+    assert written(file, *words, gpus=fleet) == first
+
+
+def test_of_each_gpu_of_a_fleet_there_may_be_a_number(file):
+    words = ("--need", "small=5000", "--need", "large/gpu=30000", "--gpus", "a30=1")
+    result = run(file, *words, gpus=["a30", "h100-80"])
+    assert result.exit_code == 1
+    assert "small (1 of 5) finds no further 1g.6gb on 1 GPU" in result.output
+    assert "2 slices on 1 x h100-80" in result.output
+
+
+def test_gke_cuts_a_node_pool_alike_so_each_profile_has_gpus_of_its_own(file):
+    needs = ("--need", "small=9000", "--need", "large/gpu=15000")
+    values, groups = written(file, *needs, "--devices", "gke")
+    assert "migLayouts" not in values
+    label = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    assert [
+        (each["migProfile"], each["devices"], each["nodeSelector"])
+        for each in values["workerGroups"]
+    ] == [("1g.10gb", "gke", label), ("1g.20gb", "gke", label)]
+    assert groups["models"]["small"]["replicas"]["groups"][0]["resources"] == {"mig_1g_10gb": 1}
+    told = run(file, *needs, "--devices", "gke", "--per-node", "1").output
+    # The device plugin's way holds both on one GPU.
+    assert "5 slices on 1 x h100-80" in told
+    assert "2 slices on 1 x h100-80" in told
+    assert "room for" not in told
+    accelerator = "--accelerator type=nvidia-h100-80gb,count=1,gpu-partition-size="
+    assert [accelerator + name in told for name in ("1g.10gb", "1g.20gb")] == [True, True]
+    assert "kubectl label" not in told
+
+
+@pytest.mark.parametrize(
+    ("gpu", "accelerator"),
+    [
+        ("a100-40", "nvidia-tesla-a100"), ("a100-80", "nvidia-a100-80gb"),
+        ("h200-141", "nvidia-h200-141gb"), ("b200-180", "nvidia-b200"),
+    ],
+)  # fmt: skip
+def test_gke_names_its_accelerators(file, gpu, accelerator):
+    words = ("--need=small=4000", "--need=large/gpu=4000", "--devices=gke")
+    values, _ = written(file, *words, gpus=[gpu])
+    (group,) = values["workerGroups"]
+    assert group["nodeSelector"] == {"cloud.google.com/gke-accelerator": accelerator}
+
+
+def test_claims_are_written_beside_layouts(file):
+    values, layout, _ = written(file, *NEEDS, "--devices", "dra")
+    assert {each["devices"] for each in values["workerGroups"]} == {"dra"}
+    assert values["migLayouts"]["configs"] == layout["mig-configs"]
+
+
 def test_a_replica_without_a_place_is_exit_code_1_and_says_why(file):
     result = run(file, "--need", "small=9000", "--need", "large/gpu=90000")
     assert result.exit_code == 1
@@ -231,6 +362,13 @@ def test_no_replica_wants_a_slice(file):
         (("--need", "small=0"), "'0' must be a whole number of MiB, at least 1"),
         (("--usable", "1g.18gb=100"), "--usable: h100-80 has no profile 1g.18gb"),
         (("--gpu", "v100"), "'v100' is not one of"),
+        (("--usable", "a30:1g.6gb=1"), "--usable: a30 is not among --gpu (h100-80)"),
+        (("--gpus", "a30=1"), "--gpus: a30 is not among --gpu (h100-80)"),
+        (("--gpus", "few"), "'few' must be N"),
+        (("--gpu", "a30", "--gpus", "4"), "'4' must be GPU=N"),
+        (("--on", "small=a30:1g.6gb"), "--on small: a30 is not among --gpu (h100-80)"),
+        (("--gpu", "a30", "--devices", "gke"), "--devices gke: GKE does not partition a30"),
+        (("--devices", "gke", "--gpus", "1"), "--devices gke: --gpus must be left out"),
         (("--values", "nowhere.yaml"), "--values: nowhere.yaml cannot be read as YAML"),
         (("--to", "/dev/null/x"), "--to: /dev/null/x cannot be written: Not a directory"),
     ],
