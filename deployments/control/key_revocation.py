@@ -1,4 +1,4 @@
-"""Lists a server's keys, and revokes one at once and for ever.
+"""Lists a server's keys, and revokes one at once, also for its later starts.
 
 Revoking takes no lock, asks neither the registry nor Serve, and waits for no `apply` under way. The
 key's hash goes into the cluster's store, which gateways read twice a second, and into a file on

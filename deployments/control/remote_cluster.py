@@ -240,14 +240,14 @@ class RemoteCluster:
         self._change("scale", pinned)
 
     def keys(self) -> list[KeyRow]:
-        """The keys of the tenants there. Those that were revoked at a gateway do not say so.
-        Raises ClusterError if a path names the tenants."""
+        """The keys of the tenants there. Those that were revoked at a gateway, or by a folder, do
+        not say so. Raises ClusterError if a path names the tenants."""
         control = AppList.of(ours(self._rest.details())).control
         return key_rows(_tenants(control).all_keys(), control.revoked, time.time())
 
     def revoke(self, name: str) -> RevokedKey:
-        """Revoke a key at once and for ever. `name`: its id or hash. Raises ClusterError if there
-        is none."""
+        """Revoke a key at once, while this cluster lives. `name`: its id or hash. Raises
+        ClusterError if there is none."""
         found: list[RevokedKey] = []
 
         def without_key(listed: AppList) -> AppList:

@@ -257,7 +257,7 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
     source: TenantsSource = TenantsPath(path) if path else _published()
     revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
     if folder := os.environ.get(REVOKED_KEYS):
-        revoked = replace(revoked, listed=RevokedFolder(Path(folder)).hashes)
+        revoked = replace(revoked, folder=RevokedFolder(Path(folder)))
     for _ in range(_TENANTS_TRIES):
         there = await asyncio.to_thread(source.signature) is not None
         if there and await asyncio.to_thread(_can_be_fetched, revoked):
@@ -269,7 +269,8 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
 def _can_be_fetched(revoked: RevokedKeys) -> bool:
     try:
         revoked.fetch()
-        revoked.listed()
+        if revoked.folder is not None:
+            revoked.folder.hashes()
     except Exception:
         return False
     return True

@@ -108,7 +108,9 @@ def test_a_store_that_is_away_ends_nothing(
     made(store, tmp_path).keep()
 
 
-def test_all_keys_are_listed_with_their_states_and_no_hash(tmp_path: Path, store: Store) -> None:
+def test_all_keys_are_listed_with_their_states_and_hashes_of_revoked_ones(
+    tmp_path: Path, store: Store
+) -> None:
     keys = made(store, tmp_path)
     keys.revoke({"key": "root"})
     listing = keys.listing()
@@ -117,7 +119,8 @@ def test_all_keys_are_listed_with_their_states_and_no_hash(tmp_path: Path, store
         ("a", "tenant acme", "expired"), ("b", "tenant acme", "good"),
         ("root", "operators", "revoked"),
     ]  # fmt: skip
-    assert "sha256" not in json.dumps(listing)
+    assert json.dumps(listing).count("sha256") == 1
+    assert listing["keys"][2]["hash"] == HASHES["root"]
 
 
 def test_keys_of_a_tenants_file_are_revoked_too(tmp_path: Path) -> None:

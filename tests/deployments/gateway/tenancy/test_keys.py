@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -234,8 +235,7 @@ class TwoClusters:
 
     def cluster(self, number: int) -> LiveTenants:
         store = self.stores[number]
-        listed = RevokedFolder(self.folder).hashes
-        revoked = RevokedKeys(store.fetch_revoked, store.revoke, listed)
+        revoked = RevokedKeys(store.fetch_revoked, store.revoke, RevokedFolder(self.folder))
         return LiveTenants(PublishedTenants(store.fetch), revoked=revoked)
 
     def names(self, key: str) -> None:
@@ -286,8 +286,101 @@ def test_the_folder_is_heard_while_the_store_is_away_and_the_other_way_round(
     assert live.refresh()
     for key in ("old", "new"):
         refusal(live.current, key)  # what was revoked stays so
-    with pytest.raises(SettingsErrors, match="cannot be had yet"):
+    assert f"cannot be had: {clusters.folder}: No such file" in (live.problem or "")
+    with pytest.raises(SettingsErrors, match=f"{clusters.folder}: No such file"):
         clusters.cluster(0)
+    (tmp_path / "gone").rename(clusters.folder)
+    live.refresh()
+    assert live.problem is None
+
+
+def test_a_folder_that_cannot_be_read_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters = TwoClusters(tmp_path / "mounted")
+    clusters.folder.mkdir()
+    live = clusters.cluster(0)
+    clusters.folder.rmdir()
+    for _ in range(3):
+        live.refresh()
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert f"{clusters.folder}: No such file or directory; those that were stay revoked" in line
+
+
+def test_a_folder_that_is_gone_takes_back_no_revocation(tmp_path: Path) -> None:
+    """Not of a gateway that heard it, and not of one that starts in the same cluster."""
+    clusters = TwoClusters(tmp_path)
+    clusters.names("old")
+    clusters.names("nobodys")
+    live = clusters.cluster(0)
+    live.refresh()
+    assert clusters.stores[0].revoked == {hash_key("hr_old")}, "what no list has needs no place"
+    for each in tmp_path.iterdir():
+        each.unlink() if each.is_symlink() else None
+    live.refresh()
+    for gateway in (live, clusters.cluster(0)):
+        refusal(gateway.current, "old")
+        assert {r["id"]: r["state"] for r in gateway.key_rows()}["old"] == "revoked"
+
+
+def test_a_folder_that_hangs_keeps_nothing_from_being_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters, clock, hangs = TwoClusters(tmp_path), [0.0], threading.Event()
+    store = clusters.stores[0]
+    folder = RevokedFolder(tmp_path, clock=lambda: clock[0])
+    revoked = RevokedKeys(store.fetch_revoked, store.revoke, folder)
+    live = LiveTenants(PublishedTenants(store.fetch), revoked=revoked, clock=lambda: clock[0])
+    monkeypatch.setattr(folder, "_list", lambda: hangs.wait(20.0) and frozenset())
+    clusters.names("new")
+    assert live.revoke("old")["hash"] == hash_key("hr_old")
+    refusal(live.current, "old")
+    assert live.problem is None
+    clock[0] = 6.0
+    live.refresh()
+    assert f"{tmp_path} does not answer" in (live.problem or "")
+    assert live.age_s == 6.0
+    hangs.set()
+
+
+def test_the_folder_is_in_force_before_the_store_is_asked(tmp_path: Path) -> None:
+    """A control store that hangs takes five seconds a call."""
+    clusters = TwoClusters(tmp_path)
+    live = clusters.cluster(0)
+    states: list[str] = []
+
+    def hangs() -> frozenset[str]:
+        states.extend(row["state"] for row in live.key_rows() if row["id"] == "old")
+        refusal(live.current, "old")
+        raise TimeoutError
+
+    live._revocations = replace(live._revocations, fetch=hangs)
+    clusters.names("old")
+    assert live.refresh()
+    assert states == ["revoked"]
+
+
+def test_a_folder_that_did_not_change_is_not_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters, clock, listed = TwoClusters(tmp_path), [0.0], [0]
+    folder = RevokedFolder(tmp_path, clock=lambda: clock[0])
+    listdir = os.listdir
+
+    def counted(path: Path) -> list[str]:
+        listed[0] += 1
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for clock[0] in (0.0, 2.9, 3.0, 10.0, 30.0):
+        assert folder.hashes() == frozenset()
+    assert listed[0] == 2  # a change within the file system's tick is seen
+    clock[0] = 33.0  # where a folder has no time
+    folder.hashes()
+    assert listed[0] == 3
+    clock[0] = 40.0
+    clusters.names("old")
+    assert folder.hashes() == {hash_key("hr_old")}
 
 
 def test_a_file_that_is_no_hash_is_told_of_once_and_keeps_nothing_up(
@@ -350,9 +443,12 @@ def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
 
 def test_a_key_is_revoked_by_its_name_and_listed_so() -> None:
     live = lively(Store(text_of("old", "new")), [0.0])
-    found = {"revoked": "old", "owner": "tenant a", "hash": hash_key("hr_old")}
+    found = {
+        "revoked": "old", "owner": "tenant a", "hash": hash_key("hr_old"), "folder": False,
+    }  # fmt: skip
     assert live.revoke("old") == found
     refusal(live.current, "old")
     assert {row["id"]: row["state"] for row in live.key_rows()} == {"old": "revoked", "new": "good"}
+    assert [row.get("hash") for row in live.key_rows()] == [hash_key("hr_old"), None]
     with pytest.raises(ValueError, match="no key is called 'gone'; there are: old, new"):
         live.revoke("gone")
