@@ -81,12 +81,24 @@ def test_a_revoked_key_ends_in_both_clusters_and_in_those_to_come(
     hashes = ["1" * 64, "2" * 64, "1" * 64]
     with api_server() as (url, store):
         (tmp_path / "config").write_text(kubeconfig(url))
+        owner = {"kind": "RayService", "name": "demo-headrace"}
+        for name, kind, owners in (
+            ("demo-headrace", "RayService", []),
+            *((each, "RayCluster", [owner]) for each in stuck.clusters),
+        ):
+            spec = stuck.clusters[name]["spec"] if owners else {}
+            made = {"apiVersion": "ray.io/v1", "kind": kind, "spec": spec}
+            metadata = {"name": name, "ownerReferences": owners}
+            key = ("ray.io/v1", f"{kind.lower()}s", "headrace", name)
+            store.put(key, made | {"metadata": metadata})
         for each in hashes:
             done = CliRunner().invoke(
                 cli.main,
                 ["key", "revoke", f"sha256:{each}", "--release", "headrace/demo-headrace"],
             )
             assert done.exit_code == 0, done.output
+            assert "within two minutes: demo-headrace-1, demo-headrace-2\n" in done.stdout
+            assert "(context " in done.stdout
         config_maps = store.of_kind("ConfigMap")
     stuck.reconcile(service({}))  # a rollback, which starts a third
     assert len(stuck.clusters) == 3
