@@ -135,6 +135,15 @@ def test_a_key_is_revoked_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> 
     assert run("revoke", "laptop", "--url", "http://x", "--port", "1").exit_code == 2
 
 
+def test_keys_of_a_cluster_are_listed_with_a_word_on_what_it_cannot_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Where, "cluster", lambda _: SimpleNamespace(keys=list))
+    done = run("list", "--address", "http://x:8265")
+    assert (done.exit_code, done.stdout) == (0, "there are no keys\n")
+    assert "keys revoked at a gateway or by a folder look good here; --url shows" in done.stderr
+
+
 # ---- for all clusters of a release on Kubernetes ----------------------------------------------
 
 
