@@ -67,6 +67,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.where", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.tools.keys", "CannotEdit", 1),
+        ("deployments.tools.keys", "CannotRevoke", 1),
         ("deployments.control.dashboard", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),

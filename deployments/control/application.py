@@ -21,7 +21,7 @@ from deployments.control.driver import Driver
 from deployments.control.replacement import RayActors, Replacement
 from deployments.control.serve_controller import ServeController
 from deployments.control.served_models import ServedModels
-from deployments.process import logs
+from deployments.process import log_choice
 from deployments.process.actors import registry
 from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
@@ -36,7 +36,7 @@ class ControlPlane:
 
     async def __init__(self, code: str) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
-        logs.configure_from_environment()
+        log_choice.follow()
         self._loop_watch = watch_process()
         self._looks_now = threading.Event()
         self._to_pin: Control | None = None

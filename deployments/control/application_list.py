@@ -31,7 +31,7 @@ from deployments.contract.listed import (
 )
 from deployments.contract.rollout.terms import canary_of
 from deployments.control.dashboard import ClusterError
-from deployments.control.ray_env import config_env
+from deployments.control.ray_env import restart_env
 from deployments.control.serve_config import BUILDERS, LOGGING, in_cluster
 from deployments.settings.gateway import GatewaySettings
 from yaml_document.credentials import redacted
@@ -297,5 +297,5 @@ def _changed_variables(config: Mapping[str, Any], running: Applications) -> set[
     if GATEWAY_APP not in running:
         return set()
     written = (apps[GATEWAY_APP]["args"]["settings"] for apps in (running, by_name(config)))
-    old, new = (config_env(in_cluster(GatewaySettings.model_validate(s))) for s in written)
+    old, new = (restart_env(in_cluster(GatewaySettings.model_validate(s))) for s in written)
     return {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}

@@ -1,4 +1,4 @@
-"""Lists a server's keys, and revokes one at once and for ever.
+"""Lists a server's keys, and revokes one at once, also for its later starts.
 
 Revoking takes no lock, asks neither the registry nor Serve, and waits for no `apply` under way. The
 key's hash goes into the cluster's store, which gateways read twice a second, and into a file on
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deployments.process import line_files
-from deployments.process.key_list import key_rows
+from deployments.process.key_list import key_rows, revoked_key
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import TenantsSettings
 from deployments.settings_files.load import load_tenants, parse_tenants
@@ -74,8 +74,8 @@ class KeyRevocation:
         return {"keys": key_rows(keys, self._store.revoked(), self._wall())}
 
     def revoke(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Revoke a key. `request`: {"key": id or hash}. Returns {"revoked": id, "owner": its
-        owner}, or {"error": why not}."""
+        """Revoke a key. `request`: {"key": id or hash}. Returns a `RevokedKey`, or {"error": why
+        not}."""
         try:
             owner, key = self._tenants().key_called(request["key"])
         except ValueError as unknown:
@@ -83,7 +83,7 @@ class KeyRevocation:
         self._store.revoke(key.hash)
         if key.hash not in self._remembered():
             self._remember(key.hash)
-        return {"revoked": key.kid, "owner": owner}
+        return dict(revoked_key(owner, key))
 
     def _tenants(self) -> TenantsSettings:
         """The tenants in force. Raises ValueError, of which SettingsErrors is one."""

@@ -13,7 +13,6 @@ configuration. That a controller's variables reach proxies and replicas was test
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import sys
@@ -23,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from deployments.control.ingress import haproxy
+from deployments.process.haproxy_settings import TOLD
 from deployments.process.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
@@ -63,6 +63,12 @@ class EnvVariable:
     readers: tuple[ProcessKind, ...]
     why: str  # what it is for
     breaks: bool = False  # without it a cluster works wrongly, rather than slower or chattier
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether processes that run hear a change of it: HAProxy of its gateways, all others by
+        `process.log_choice`."""
+        return self.name in TOLD or self.name in (LOG_LEVEL, LOG_FORMAT)
 
     @property
     def in_config(self) -> bool:
@@ -111,31 +117,18 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
     if gateway.ingress == "direct":
         return
     for name, value, why in (
-        ("RAY_SERVE_HAPROXY_NBTHREAD", gateway.haproxy_threads, "gateway.haproxy_threads"),
         ("RAY_SERVE_HAPROXY_STATS_PORT", gateway.haproxy_stats_port, "gateway.haproxy_stats_port"),
         ("RAY_SERVE_HAPROXY_METRICS_PORT", gateway.haproxy_metrics_port,
          "gateway.haproxy_metrics_port"),
         ("HEADRACE_HAPROXY_HOST", gateway.host, "gateway.host: where requests are accepted"),
         ("HEADRACE_HAPROXY_ADMIN_HOST", gateway.haproxy_admin_host, "gateway.haproxy_admin_host"),
-        ("HEADRACE_HAPROXY_HEADERS_S", math.ceil(gateway.limits.headers_timeout_s),
-         "gateway.limits.headers_timeout_s"),
-        ("HEADRACE_HAPROXY_BODY_S", math.ceil(gateway.limits.body_timeout_s),
-         "gateway.limits.body_timeout_s, for bodies that fit HAProxy's buffer"),
-        ("HEADRACE_HAPROXY_MAX_BODY_BYTES", gateway.limits.max_body_bytes,
-         "gateway.limits.max_body_bytes: HAProxy does not wait for longer ones"),
-        ("HEADRACE_HAPROXY_SOURCE_CONNECTIONS", gateway.limits.connections_per_source,
-         "gateway.limits.connections_per_source"),
         ("HEADRACE_HAPROXY_CERTIFICATE", tls.certificate if tls else "", "gateway.tls"),
         ("HEADRACE_HAPROXY_KEY", tls.key if tls else "", "gateway.tls"),
         ("HEADRACE_HAPROXY_CLIENT_CA", (tls.client_ca or "") if tls else "", "gateway.tls"),
         ("HEADRACE_HAPROXY_CLIENT_CA_OPERATORS",
          int(tls is not None and tls.client_ca_for == "operators"), "gateway.tls"),
-        ("HEADRACE_HAPROXY_TRUSTED_PROXIES", " ".join(gateway.trusted_proxies),
-         "gateway.trusted_proxies"),
-        ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
-         "gateway.limits.max_requests"),
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
-        ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
+        *((name, value(gateway), why) for name, (why, value) in TOLD.items()),
     ):  # fmt: skip
         yield EnvVariable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)
     # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
@@ -169,6 +162,12 @@ def config_env(gateway: GatewaySettings) -> dict[str, str]:
     """The variables that a Serve config can still set, by name, for its
     `controller_options.runtime_env.env_vars`."""
     return {each.name: each.value for each in variables(gateway) if each.in_config}
+
+
+def restart_env(gateway: GatewaySettings) -> dict[str, str]:
+    """Those of them of which a change is heard only when Serve is restarted."""
+    return {each.name: each.value for each in variables(gateway)
+            if each.in_config and not each.is_heard}  # fmt: skip
 
 
 # ---- a cluster of this machine alone ------------------------------------------------------------

@@ -35,7 +35,7 @@ from deployments.control.scaling.scaling_terms import published_scaling
 from deployments.control.serve_config import serve_config
 from deployments.control.writing import Writer
 from deployments.process.code_version import code_version
-from deployments.process.key_list import KeyRow, key_rows
+from deployments.process.key_list import KeyRow, RevokedKey, key_rows, revoked_key
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings, TenantsSettings
 from deployments.settings_files.load import parse_tenants
@@ -240,26 +240,26 @@ class RemoteCluster:
         self._change("scale", pinned)
 
     def keys(self) -> list[KeyRow]:
-        """The keys of the tenants there. Those that were revoked at a gateway do not say so.
-        Raises ClusterError if a path names the tenants."""
+        """The keys of the tenants there. Those that were revoked at a gateway, or by a folder, do
+        not say so. Raises ClusterError if a path names the tenants."""
         control = AppList.of(ours(self._rest.details())).control
         return key_rows(_tenants(control).all_keys(), control.revoked, time.time())
 
-    def revoke(self, name: str) -> dict[str, str]:
-        """Revoke a key at once and for ever. `name`: its id or hash. Returns {"revoked": its id,
-        "owner"}. Raises ClusterError if there is none."""
-        found: dict[str, str] = {}
+    def revoke(self, name: str) -> RevokedKey:
+        """Revoke a key at once, while this cluster lives. `name`: its id or hash. Raises
+        ClusterError if there is none."""
+        found: list[RevokedKey] = []
 
         def without_key(listed: AppList) -> AppList:
             try:
                 owner, key = _tenants(listed.control).key_called(name)
             except ValueError as unknown:
                 raise ClusterError(str(unknown)) from None
-            found.update(revoked=key.kid, owner=owner)
+            found.append(revoked_key(owner, key))
             return plan.revoked(listed, key.hash)
 
         self._change("key revoke", without_key)
-        return found
+        return found[-1]
 
     def _change(self, verb: str, change: Callable[[AppList], AppList]) -> str:
         def changed(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,12 +47,20 @@ from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
     OperatorsSwitch,
     PublishedTenants,
+    RevokedFolder,
     RevokedKeys,
     TenantsPath,
     TenantsSource,
 )
 from deployments.gateway.tenancy.rates import MAX_USED
-from deployments.process import actors, audit, listening_socket, tenants_store
+from deployments.process import (
+    actors,
+    audit,
+    haproxy_settings,
+    listening_socket,
+    log_choice,
+    tenants_store,
+)
 from deployments.process.actors import registry
 from deployments.process.audit import AuditLine
 from deployments.process.loop_watch import watch_process
@@ -61,6 +69,8 @@ from deployments.process.sockets import client_tls
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import MIB, GatewaySettings
 
+REVOKED_KEYS = "HEADRACE_REVOKED_KEYS"
+"""A folder on this node that names keys which are revoked in every cluster; unset: none."""
 _REFRESH_S = 1.0  # how often metrics are refreshed, and the registry is told of this gateway
 _TENANTS_S = 0.5  # how often tenants are read: a revoked key is refused this long afterwards
 _PUSH_ANSWER_S = 2.0  # how long the registry may take for an answer
@@ -94,6 +104,7 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings)
+        await asyncio.to_thread(log_choice.publish, settings.log.level, settings.log.format)
         self._pool = FairThreadPool(settings.preprocess.workers, _MAX_PENDING)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)
@@ -120,7 +131,7 @@ class Gateway:
             loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
         strict_protocol.enforce(settings.limits.headers_timeout_s, MIN_BYTES_PER_S)
-        fast_path.install(self._app)
+        fast_path.install(self._app, haproxy_settings.page(settings))
         holder = listening_socket.path_of_holder()
         self._direct = DirectServer(self._app, settings) if holder else None
         self._ending = GatewayShutdown(
@@ -245,6 +256,8 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
     publishes them may start at the same time. Raises SettingsErrors where there are none."""
     source: TenantsSource = TenantsPath(path) if path else _published()
     revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
+    if folder := os.environ.get(REVOKED_KEYS):
+        revoked = replace(revoked, folder=RevokedFolder(Path(folder)))
     for _ in range(_TENANTS_TRIES):
         there = await asyncio.to_thread(source.signature) is not None
         if there and await asyncio.to_thread(_can_be_fetched, revoked):
@@ -256,6 +269,8 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
 def _can_be_fetched(revoked: RevokedKeys) -> bool:
     try:
         revoked.fetch()
+        if revoked.folder is not None:
+            revoked.folder.hashes()
     except Exception:
         return False
     return True

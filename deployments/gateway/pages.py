@@ -34,6 +34,7 @@ from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KnownTenants, PageReader, Tenants
 from deployments.process import audit
 from deployments.process.audit import AuditLine
+from deployments.process.key_list import RevokedKey
 
 PUBLIC = frozenset({"live", "ready"})
 OPERATORS = frozenset({"metrics", "all_statistics", "model_statistics"})
@@ -237,7 +238,7 @@ class _Switch(msgspec.Struct, forbid_unknown_fields=True):
     frozen: bool
 
 
-class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
+class _Revoke(msgspec.Struct, forbid_unknown_fields=True):
     key: str
 
 
@@ -287,11 +288,11 @@ class OperatorPages:
         return {"keys": self._tenants.key_rows()}
 
     async def _revoke(self, exchange: Exchange, key: str) -> dict[str, Any]:
-        asked = await _read(exchange, _Revoked, '{"key": "its id or hash"}')
+        asked = await _read(exchange, _Revoke, '{"key": "its id or hash"}')
         line = _line(exchange, key, "revoke", f"key {audit.nameable(asked.key)}")
         with audit.audited(line):
-            name, owner = await _stored(self._tenants.revoke, asked.key)
-        return {"revoked": name, "owner": owner}
+            found: RevokedKey = await _stored(self._tenants.revoke, asked.key)
+        return dict(found)
 
 
 def _line(exchange: Exchange, key: str, verb: str, what: str) -> AuditLine:

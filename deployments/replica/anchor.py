@@ -25,7 +25,7 @@ from ray.exceptions import RayActorError
 from deployments.contract.app_names import directory_key
 from deployments.contract.description import DESCRIPTION
 from deployments.contract.registry import ANSWER_S, LEASE_S, OUTLINE, ModelOutline
-from deployments.process import actors, logs
+from deployments.process import actors, log_choice
 from deployments.process.actors import registry
 from deployments.process.loop_watch import watch_process
 from deployments.process.loopback import keep_replica_calls_local
@@ -44,7 +44,7 @@ class ModelAnchor:
 
     async def __init__(self, args: dict[str, Any], *replicas: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
-        logs.configure_from_environment()
+        log_choice.follow()
         self._loop_watch = watch_process()
         self._name: str = args["name"]
         names = [group["name"] for group in args.get("groups") or [{"name": ""}]]

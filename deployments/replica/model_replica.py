@@ -31,7 +31,7 @@ from deployments.contract.description import DESCRIPTION, ModelDescription
 from deployments.contract.registry import PROGRESS
 from deployments.contract.rollout.observations import LIVE_COSTS, CostBounds, LiveCosts
 from deployments.contract.scaling.messages import START
-from deployments.process import actors, logs
+from deployments.process import actors, log_choice
 from deployments.process.actors import registry
 from deployments.process.cost_gate import late_rows
 from deployments.process.loop_watch import HUNG_EXIT_CODE, LoopWatch, watch_process
@@ -79,7 +79,7 @@ class ModelReplica:
         "group" if the model has groups}."""
         keep_replica_calls_local()
         keep_loopback_direct()
-        logs.configure_from_environment(args["name"])
+        log_choice.follow(args["name"])
         context = serve.get_replica_context()
         self._name: str = args["name"]
         self._group: str = args.get("group", "")

@@ -8,6 +8,7 @@ only when keys begin and end.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from math import inf
 from typing import Annotated, Any
@@ -25,13 +26,13 @@ from pydantic import (
 from yaml_document.section import Section, listed, name_check, wrong
 
 ID = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
+HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX_OF_ID = 12
 _EXAMPLE = "2027-01-31T00:00:00Z"
 
 
 def _key_hash(value: str) -> str:
-    digest = value.removeprefix("sha256:")
-    if value.startswith("sha256:") and len(digest) == 64 and set(digest) <= set("0123456789abcdef"):
+    if HASH.fullmatch(value):
         return value
     if value.startswith("hr_"):
         # The value is not echoed: it may be a live key.

@@ -332,14 +332,39 @@ def list_keys(file: Path | None, where: Where) -> None:
 @key.command(epilog="Example: headrace key revoke laptop own.yaml")
 @click.argument("name", metavar="ID")
 @click.argument("file", type=FILE, required=False)
+@click.option(
+    "--release",
+    metavar="NAMESPACE/RAYSERVICE",
+    help="A RayService on Kubernetes: all of its clusters, and those to come (with kubectl).",
+)
 @reaches()
-def revoke(name: str, file: Path | None, where: Where) -> None:
-    """Revoke a key, by its id or hash: at a running server, at once and for good.
+def revoke(name: str, file: Path | None, release: str | None, where: Where) -> None:
+    """Revoke a key, by its id or hash, at a running server: at once, while its cluster lives.
 
     With FILE the key is removed from that settings or tenants file, and a server is told only if
-    --port or --url names one.
+    --port or --url names one. On Kubernetes use --url and --release: the first ends the key at once
+    where callers are answered, the other within two minutes in all clusters of the RayService.
     """
-    call("deployments.tools.keys", "revoke", name, file, where)
+    call("deployments.tools.keys", "revoke", name, file, where, release)
+
+
+@key.command(
+    epilog="Example: headrace key carry --url https://HOST --release headrace/demo-headrace"
+)
+@click.argument("file", type=FILE, required=False)
+@click.option(
+    "--release",
+    metavar="NAMESPACE/RAYSERVICE",
+    required=True,
+    help="The RayService on Kubernetes (with kubectl).",
+)
+@reaches()
+def carry(file: Path | None, release: str, where: Where) -> None:
+    """Revoke for a RayService what is revoked at a server: its next cluster would not know.
+
+    FILE: tenants, for hashes that gateways of earlier versions do not tell.
+    """
+    call("deployments.tools.keys", "carry", file, where, release)
 
 
 @click.group()

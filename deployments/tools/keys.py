@@ -1,8 +1,9 @@
-"""`headrace key new | list | revoke`: keys of tenants and operators, in a file or a running server.
+"""`headrace key new | list | revoke | carry`: tenants' and operators' keys, in a file or a server.
 
 A key is printed once, when it is made, and stored nowhere; files hold only its hash. A key that is
-revoked at a running server ends at once and for good. A key that is removed from a file ends when
-the file is applied.
+revoked at a running server ends at once, for as long as its cluster lives; for a RayService on
+Kubernetes, in all clusters whose gateways read the ConfigMap of revoked keys. A key that is removed
+from a file ends when the file is applied.
 
 A file that a person wrote is edited as text: it is parsed to YAML nodes, which know their places,
 and only the characters or lines of the key are inserted or cut, so comments and layout survive. The
@@ -11,31 +12,39 @@ result is parsed before it replaces the file, and must differ by that key alone.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import click
 import yaml
 
-from deployments.control.supervisor.server_files import commands_audit_file, state_folder
+from deployments.control.dashboard import ClusterError
+from deployments.control.supervisor.server_files import NoServer, commands_audit_file, state_folder
 from deployments.gateway.tenancy.tenants import new_key
 from deployments.process import audit
 from deployments.process.audit import AuditLine
 from deployments.process.key_list import KeyRow, key_rows
 from deployments.settings.gateway import PRIORITIES
+from deployments.settings.key import HASH
 from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
 from deployments.settings_files.load import parse_tenants
 from deployments.tools import operator
-from deployments.tools.where import Where
+from deployments.tools.where import ServerRefused, Where
+
+T = TypeVar("T")
+_KUBECTL_S = 60.0
+_LASTS = "remove it from {} too: another cluster accepts it as long as it is listed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +93,8 @@ def show(file: Path | None, where: Where) -> int:
     """Print the keys of `file`, or else of a running server. Returns the exit code."""
     if file is not None:
         rows = key_rows(tenants_of(file).all_keys(), (), time.time())
-    elif where.url is not None:
-        rows = operator.keys(where.url)
-    elif where.address is not None:
-        rows = where.cluster().keys()
     else:
-        rows = where.ask({"do": "keys"})["keys"]
+        rows = _rows(where)
     if not rows:
         click.echo("there are no keys")
     for line in _table(rows):
@@ -97,26 +102,31 @@ def show(file: Path | None, where: Where) -> int:
     return 0
 
 
-def revoke(name: str, file: Path | None, where: Where) -> int:
-    """Revoke a key at a running server (if one is named, or no file is), and remove it from the
-    file, if one is given. The file comes last: the server may read it to find the key by its id.
-    """
+def _rows(where: Where) -> list[KeyRow]:
     if where.url is not None:
-        _say(operator.revoke(name, where.url), where.url)
-        if file is None:
-            click.echo("remove it from the server's settings file or tenants file too")
-    elif where.address is not None:
-        with where.audited("key revoke", f"key {audit.nameable(name)}"):
-            _say(where.cluster().revoke(name), where.address)
-        if file is None:
-            click.echo("remove it from the settings file too")
-    elif file is None or where.port is not None:
-        state = where.server()
-        here = Where(state.port)
-        with here.audited("key revoke", f"key {audit.nameable(name)}"):
-            _say(here.ask({"do": "revoke", "key": name}), f"port {state.port}")
-        if file is None:
-            click.echo(f"remove it from {state.settings_path} or the tenants file too")
+        return operator.keys(where.url)
+    if where.address is not None:
+        click.echo("keys revoked at a gateway or by a folder look good here; --url shows", err=True)
+        return where.cluster().keys()
+    rows: list[KeyRow] = where.ask({"do": "keys"})["keys"]
+    return rows
+
+
+def revoke(name: str, file: Path | None, where: Where, release: str | None) -> int:
+    """Revoke a key at a running server (if one is named, or neither file nor release is), for the
+    RayService `release`, and remove it from the file. Each is tried, whatever the others say; but
+    the file, from which the server or a second try may learn the hash, comes last, and only then.
+    Returns the exit code.
+    """
+    service = RayService.called(release) if release is not None else None
+    at_server = where != Where() or (file is None and service is None)
+    if service is None:
+        if at_server:
+            _at_server(name, where, file)
+    elif not _in_both(name, file, where if at_server else None, service):
+        if file is not None:
+            click.echo(f"{file}: is left as it is", err=True)
+        return 1
     if file is not None:
         with _audited("key revoke", f"key {audit.nameable(name)}", file):
             owner = remove_key(file, name)
@@ -124,12 +134,114 @@ def revoke(name: str, file: Path | None, where: Where) -> int:
     return 0
 
 
-def _audited(verb: str, what: str, file: Path) -> AbstractContextManager[object]:
-    line = AuditLine(audit.user(), verb, what, str(file.absolute()))
+def _in_both(name: str, file: Path | None, where: Where | None, service: RayService) -> bool:
+    """Whether the key was revoked at the server (unless None) and for the RayService: first for
+    that, if the key's hash is known without the server. Raises CannotRevoke before anything is
+    done, if it cannot be known at all."""
+    faults: list[str] = []
+    known, note = _known_hash(name, file)
+    if known is None and where is None:
+        raise CannotRevoke(f"{name!r} is no hash; must be one, or --url or FILE say which")
+    if known is not None:
+        _tried(faults, lambda: service.revoke({known: note}))
+    told: Mapping[str, Any] | None = None
+    if where is not None:
+        told = _tried(faults, lambda: _at_server(name, where, file, asks_release=False))
+    if known is None:
+        answer = told or {}
+        if "hash" in answer:
+            said = f"{answer['revoked']} {answer['owner']}"
+            _tried(faults, lambda: service.revoke({answer["hash"]: said}))
+        else:
+            why = (
+                "is of an earlier version and tells no hash" if answer else "did not tell its hash"
+            )
+            faults.append(
+                f"{service}: {name} is not revoked there: the server {why}; give the key's hash "
+                "(sha256:…) in place of its id, or FILE, which lists it"
+            )
+    if told is not None and where is not None and where.url is not None and not told.get("folder"):
+        faults.append(
+            f"{where.url}: its gateways read no ConfigMap of revoked keys (an earlier image or "
+            "chart); another cluster like it accepts the key"
+        )
+    for each in faults:
+        click.echo(each, err=True)
+    return not faults
+
+
+def _tried(faults: list[str], do: Callable[[], T]) -> T | None:
+    try:
+        return do()
+    except (CannotRevoke, operator.OperatorRefused, ServerRefused, NoServer, ClusterError) as fault:
+        faults.append(str(fault))
+        return None
+
+
+def _known_hash(name: str, file: Path | None) -> tuple[str | None, str]:
+    """The key's hash, as far as `name` or the file tells; and what to note beside it."""
+    try:
+        owner, key = (TenantsSettings() if file is None else tenants_of(file)).key_called(name)
+    except ValueError:
+        return (name, "") if HASH.fullmatch(name) else (None, "")
+    return key.hash, f"{key.kid} {owner}"
+
+
+def _at_server(
+    name: str, where: Where, file: Path | None, *, asks_release: bool = True
+) -> Mapping[str, Any]:
+    """Revoke the key at the server. `asks_release`: say so if that is not enough."""
+    what = f"key {audit.nameable(name)}"
+    if where.url is not None:
+        told = operator.revoke(name, where.url)
+        source = "the server's settings file or tenants file"
+        _say_revoked(told, where.url)
+        if asks_release and told.get("folder"):
+            click.echo("other clusters of its RayService accept it; revoke it with --release too")
+    elif where.address is not None:
+        with where.audited("key revoke", what):
+            told, source = dict(where.cluster().revoke(name)), "the settings file"
+        _say_revoked(told, where.address)
+    else:
+        state = where.server()
+        here = Where(state.port)
+        with here.audited("key revoke", what):
+            told = here.ask({"do": "revoke", "key": name})
+        _say_revoked(told, f"port {state.port}")
+        source = f"{state.settings_path} or the tenants file"
+    if file is None:
+        click.echo(_LASTS.format(source))
+    return told
+
+
+def carry(file: Path | None, where: Where, release: str) -> int:
+    """Revoke for a RayService all keys that are revoked at a server: its next cluster would not
+    know them. `file`: tenants, for hashes that gateways of earlier versions do not tell. Returns
+    the exit code."""
+    service = RayService.called(release)
+    gone = [row for row in _rows(where) if row["state"] == "revoked"]
+    known = {} if file is None else {key.kid: key.hash for _, _, key in tenants_of(file).all_keys()}
+    hashes = {row["id"]: row.get("hash") or known.get(row["id"]) for row in gone}
+    if missing := [name for name, key_hash in hashes.items() if key_hash is None]:
+        raise CannotRevoke(
+            f"nothing was done: hashes of {', '.join(missing)} are not known; the gateways are of "
+            "an earlier version: FILE must be a tenants file that lists these keys"
+        )
+    notes = {hashes[row["id"]] or "": f"{row['id']} {row['owner']}" for row in gone}
+    if notes:
+        service.revoke(notes)
+    else:
+        click.echo("no key is revoked there")
+    return 0
+
+
+def _audited(verb: str, what: str, where: Path | str) -> AbstractContextManager[object]:
+    at = str(where.absolute()) if isinstance(where, Path) else where
+    line = AuditLine(audit.user(), verb, what, at)
     return audit.audited(line, commands_audit_file(state_folder()))
 
 
-def _say(answer: dict[str, Any], where: str) -> None:
+def _say_revoked(answer: Mapping[str, Any], where: str) -> None:
     click.echo(f"{where}: revoked {answer['revoked']} of {answer['owner']}")
 
 
@@ -144,6 +256,114 @@ def _table(rows: list[KeyRow]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
+
+
+# ---- keys of a RayService on Kubernetes ----------------------------------------------------------
+
+
+class CannotRevoke(Exception):
+    """The key was not revoked for all clusters of a RayService; the message says why."""
+
+
+class RayService(NamedTuple):
+    """Gateways of its clusters mount the ConfigMap NAME-revoked-keys where it is there; no chart
+    makes it, so that no upgrade or rollback takes a key out. All is done with `kubectl` and the
+    rights of whoever runs this."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def called(cls, name: str) -> RayService:
+        parts = name.split("/")
+        if len(parts) != 2 or not all(parts):
+            raise CannotRevoke(f"{name!r} is no RayService; must be NAMESPACE/RAYSERVICE")
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def _config_map(self) -> str:
+        return f"{self.name}-revoked-keys"
+
+    def revoke(self, notes: Mapping[str, str]) -> None:
+        """Note hashes, each with a few words for people, and say where. Raises CannotRevoke, also
+        if a cluster is there that does not read them."""
+        keys = ", ".join(note.partition(" ")[0] or each for each, note in notes.items())
+        with _audited("key revoke", f"key {keys}", str(self)):
+            self._check()
+            self._write({each.removeprefix("sha256:"): note for each, note in notes.items()})
+        context = self._ask("config", "current-context")[0].strip() or "none"
+        click.echo(f"{self}: noted {keys} in ConfigMap {self._config_map} (context {context})")
+        readers, others = self._clusters()
+        there = ", ".join(readers) or "none is there yet"
+        click.echo(f"clusters that read it refuse it within two minutes: {there}")
+        if others:
+            raise CannotRevoke(
+                f"{self}: {', '.join(others)} of an earlier version of the chart: does not read "
+                "the ConfigMap; revoke there with --url, and again after a rollback to it"
+            )
+
+    def _check(self) -> None:
+        _, said = self._ask("get", "rayservices.ray.io", self.name, "-o", "name")
+        if "(NotFound)" in said:
+            listed = self._kubectl("get", "rayservices.ray.io", "-o", "name").split()
+            there = ", ".join(each.partition("/")[2] for each in listed) or "none"
+            said = f"there is no such RayService; there are: {there}"
+        if said:
+            raise CannotRevoke(f"{self}: not revoked there: {said}")
+
+    def _write(self, data: Mapping[str, str]) -> None:
+        name = self._config_map
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+        patch = ("patch", "configmap", name, "--type=merge", "-p", json.dumps({"data": data}))
+        _, said = self._ask(*patch)
+        if "(NotFound)" in said:
+            _, said = self._ask("create", "-f", "-", given=json.dumps(made))
+        if "(AlreadyExists)" in said:  # somebody else has made it meanwhile
+            _, said = self._ask(*patch)
+        if said:
+            edit = f"kubectl -n {self.namespace} edit configmap {name}"
+            full = f"it is full: with `{edit}`, delete keys that no list of tenants has any more"
+            raise CannotRevoke(
+                f"{self}: not revoked in ConfigMap {name}: {said}; other clusters accept the key; "
+                f"{full if 'Too long' in said else 'run this again'}"
+            )
+
+    def _clusters(self) -> tuple[list[str], list[str]]:
+        """The names of those whose pods mount the ConfigMap, and of the others."""
+        listed = json.loads(self._kubectl("get", "rayclusters.ray.io", "-o", "json"))["items"]
+        readers: list[str] = []
+        others: list[str] = []
+        for each in listed:
+            owners = each["metadata"].get("ownerReferences", ())
+            if any((of["kind"], of["name"]) == ("RayService", self.name) for of in owners):
+                reads = f'"name": "{self._config_map}"' in json.dumps(each["spec"])
+                (readers if reads else others).append(each["metadata"]["name"])
+        return readers, others
+
+    def _kubectl(self, *arguments: str) -> str:
+        printed, said = self._ask(*arguments)
+        if said:
+            raise CannotRevoke(f"{self}: {said}")
+        return printed
+
+    def _ask(self, *arguments: str, given: str = "") -> tuple[str, str]:
+        """What `kubectl` prints, and what it complains of; "" if it has done it."""
+        command = ["kubectl", "-n", self.namespace, *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                input=given,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_KUBECTL_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            return "", f"kubectl cannot be run: {fault}"
+        return done.stdout, (done.stderr.strip() or "kubectl failed") if done.returncode else ""
 
 
 # ---- one key in a file ---------------------------------------------------------------------------

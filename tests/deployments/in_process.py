@@ -47,6 +47,7 @@ from deployments.gateway.queues.connections import ChannelListener, LinkCounts
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
+from deployments.process.key_list import RevokedKey
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker, HangLimits
@@ -226,7 +227,7 @@ class StandingTenants:
     def key_rows(self) -> list[Any]:
         return []
 
-    def revoke(self, name: str) -> tuple[str, str]:
+    def revoke(self, name: str) -> RevokedKey:
         raise ValueError(f"no key is called {name!r}")
 
     def refresh(self) -> bool:

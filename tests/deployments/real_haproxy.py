@@ -16,6 +16,7 @@ global
     log 127.0.0.1:514 local0 info
     stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
     maxconn 1000
+    nbthread 4
     tune.bufsize 16384
 defaults
     mode http

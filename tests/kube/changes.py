@@ -54,6 +54,11 @@ BEFORE: Values = {
     "faultTolerance": {"redisAddress": "redis:6379"},
     "storage": {"type": "pvc"},
 }
+EXTERNAL = {
+    "name": "demo-headrace-tenants-1",
+    "storeRef": {"name": "vault", "kind": "ClusterSecretStore"},
+    "data": [{"secretKey": "acme.yaml", "remoteRef": {"key": "acme"}}],
+}
 KEEP = [{"key": "a", "operator": "Exists"}]
 
 
@@ -97,7 +102,17 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.channel` without files": _gateway(
             channel={"first_port": 20000, "last_port": 20063}
         ),
+        "`gateway.haproxy_threads`": _gateway(haproxy_threads=2),
+        "`gateway.log.level`": _gateway(log={"level": "debug"}),
+        "`gateway.log.format`": _gateway(log={"format": "text"}),
         "`gateway.auth`": _gateway(auth="open"),
+        "`gateway.trusted_proxies`": _gateway(trusted_proxies=["10.0.0.0/8"]),
+        "`gateway.compression`": _gateway(compression=True),
+        "`gateway.limits.max_requests`": _gateway(limits={"max_requests": 9}),
+        "`gateway.limits.max_body_bytes`": _gateway(limits={"max_body_bytes": 4096}),
+        "`gateway.limits.headers_timeout_s`": _gateway(limits={"headers_timeout_s": 9}),
+        "`gateway.limits.body_timeout_s`": _gateway(limits={"body_timeout_s": 9}),
+        "`gateway.limits.connections_per_source`": _gateway(limits={"connections_per_source": 9}),
     },
     Outcome.COUNTS: {
         "`gateway.replicas`": _gateway(replicas=4),
@@ -127,6 +142,9 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateways.minAvailable`": {"gateways": {"minAvailable": 1}},
         "`serviceAccount.annotations`": {"serviceAccount": {"annotations": {"a.example/b": "c"}}},
         "`tenantFiles.config`": {"tenantFiles": {"config": {"tenants": {"acme": {"weight": 3}}}}},
+        "another of `tenantFiles.externalSecrets`, named `NAME-tenants-1` to `-20`": {
+            "tenantFiles": {"externalSecrets": [EXTERNAL]}
+        },
         "`service.type`, heeded when another cluster takes over": {"service": {"type": "NodePort"}},
         "`service.annotations`, heeded when KubeRay makes the Service, and never again": {
             "service": {"annotations": {"a.example/b": "c"}}
@@ -193,31 +211,38 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`storage.path`": {"storage": {"path": "/srv"}},
         "`storage.pvc.existingClaim`": {"storage": {"pvc": {"existingClaim": "a"}}},
         "`cache`": {"cache": {"size": "99Gi"}},
-        "another Secret in `tenantFiles.existingSecrets`": {
+        "another Secret in `tenantFiles.existingSecrets`, of another name": {
             "tenantFiles": {"existingSecrets": ["keys", "more"]}
         },
         "`gateway.tenants_path`": _gateway(tenants_path="/etc/others"),
         "`gateway.port`": _gateway(port=9000),
         "`gateway.metrics_port`": _gateway(metrics_port=9500),
         "`gateway.replicas_per_node`": _gateway(replicas_per_node=2),
-        "`gateway.log.level`, `format`": _gateway(log={"level": "debug"}),
-        "`gateway.haproxy_threads`": _gateway(haproxy_threads=2),
-        "`gateway.trusted_proxies`": _gateway(trusted_proxies=["10.0.0.0/8"]),
+        "`gateway.haproxy_metrics_port`, `haproxy_stats_port`": _gateway(haproxy_metrics_port=9102),
+        "`gateway.haproxy_admin_host`": _gateway(haproxy_admin_host="0.0.0.0"),
         "`gateway.replay`": _gateway(replay=False),
-        "`gateway.compression`": _gateway(compression=True),
-        "`gateway.limits.max_requests`": _gateway(limits={"max_requests": 9}),
-        "`gateway.limits.max_body_bytes`": _gateway(limits={"max_body_bytes": 4096}),
-        "`gateway.limits.headers_timeout_s`": _gateway(limits={"headers_timeout_s": 9}),
-        "`gateway.limits.body_timeout_s`": _gateway(limits={"body_timeout_s": 9}),
-        "`gateway.limits.connections_per_source`": _gateway(limits={"connections_per_source": 9}),
     },
 }  # fmt: skip
 
 
+WHY = """\
+Why the rest needs another cluster:
+
+- **A pod's own**: image, user, CPUs, memory, devices, volumes, environment, accounts, nodes,
+  ports of containers (`gateway.port`, `metrics_port`, `replicas_per_node`), and `drainSeconds`,
+  its time to end. Kubernetes changes no pod that runs.
+- **Ray's start**: `rayVersion`, `auth`, `faultTolerance`, labels, resources, object stores, what
+  its autoscaler is told. `ray start` reads it once.
+- **HAProxy's start**: ports, addresses, `gateway.tls`. HAProxy has them from the environment of
+  Serve's manager, before there is a gateway to ask.
+- **`gateway.replay`**: a HAProxy that has not heard of it would repeat what must not run twice.
+""".splitlines()
+
 # Of no value: pods read these Secrets as files.
 ELSEWHERE = (
     "a key more, or fewer, in a Secret of `tenantFiles`",
-    "the Secret `NAME-tenants`, made or deleted",
+    "the Secret `NAME-tenants`, and `NAME-tenants-1` to `-20`, made or deleted",
+    "a key that is revoked (`headrace key revoke`)",
 )
 
 
@@ -273,9 +298,11 @@ def page() -> str:
         *(f"| {each} | {len(CHANGES[each])} | {SAID[each]} |" for each in CHANGES),
         "",
         "A change of several is the largest of them: another cluster before all others.",
-        "Some settings of the gateway are environment, which Ray's processes and HAProxy read when",
-        "they start: hence another cluster for those. `gateway.keep_alive_s` is heard then too,",
-        "and starts none by itself.",
+        "A change of `gateway` replaces the gateways, and no other replica. Whenever they are,",
+        "HAProxy asks them for its bounds; how to log, all processes hear of them within 5 s.",
+        "`gateway.keep_alive_s` is heard by the next cluster, and starts none by itself.",
+        "",
+        *WHY,
     ]
     for each, changes in CHANGES.items():
         lines += ["", f"## {each[0].upper() + each[1:]}", "", "| change |", "|---|"]

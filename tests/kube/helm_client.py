@@ -19,7 +19,7 @@ def helm_and_store() -> Iterator[tuple[Any, Store]]:
 
     with api_server() as (url, store):
         config = helm_python.Config(
-            kubeconfig_content=_kubeconfig(url), namespace=NAMESPACE, storage_driver="memory"
+            kubeconfig_content=kubeconfig(url), namespace=NAMESPACE, storage_driver="memory"
         )
         try:
             yield config, store
@@ -27,7 +27,7 @@ def helm_and_store() -> Iterator[tuple[Any, Store]]:
             config.close()
 
 
-def _kubeconfig(url: str) -> str:
+def kubeconfig(url: str) -> str:
     return yaml.safe_dump(
         {
             "apiVersion": "v1",

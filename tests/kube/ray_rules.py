@@ -102,10 +102,14 @@ _FREE = {
 def environment_complaints(
     cluster: Object, gateway: GatewaySettings, program: Path, given: Mapping[str, str]
 ) -> Iterator[str]:
-    """Each pod has all of the Serve environment before Ray starts. `program`: what stands in
-    HAProxy's place in the image. `given`: what the values' `env` says."""
+    """Each pod has all of the Serve environment before Ray starts, but what processes hear while
+    they run: a change of that shall start no cluster. `program`: what stands in HAProxy's place in
+    the image. `given`: what the values' `env` says."""
     told = {name: value for name, value in given.items() if name in _FREE}
-    wanted = {each.name: each.value for each in variables(in_cluster(gateway), program)}
+    wanted: dict[str, str | None] = {
+        each.name: None if each.is_heard else each.value
+        for each in variables(in_cluster(gateway), program)
+    }
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         name = group.get("groupName", "head")
         there = {each["name"]: each.get("value") for each in _ray_container(group)["env"]}

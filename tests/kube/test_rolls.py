@@ -39,9 +39,21 @@ def test_secrets_of_tenants_are_files_whole_and_one_need_not_be_there(before: li
     spec = gateways["template"]["spec"]
     (volume,) = [each for each in spec["volumes"] if each["name"] == "tenants"]
     secrets = [each["secret"] for each in volume["projected"]["sources"] if "secret" in each]
-    assert secrets == [{"name": "demo-headrace-tenants", "optional": True}, {"name": "keys"}]
+    ours = ["demo-headrace-tenants", *(f"demo-headrace-tenants-{n}" for n in range(1, 21))]
+    assert secrets == [*({"name": each, "optional": True} for each in ours), {"name": "keys"}]
     (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "tenants"]
     assert "subPath" not in mount, "a mount of a part never changes"
+
+
+def test_a_secret_of_our_names_is_mounted_once_and_need_not_be_listed(before: list[Object]) -> None:
+    listed = ["demo-headrace-tenants", "demo-headrace-tenants-20", "keys"]
+    after = objects(changed({"tenantFiles": {"existingSecrets": listed}}))
+    assert cluster_of(after) == cluster_of(before)
+    listed = ["keys", "demo-headrace-tenants-21"]
+    assert rolls(
+        cluster_of(before),
+        cluster_of(objects(changed({"tenantFiles": {"existingSecrets": listed}}))),
+    )
 
 
 def test_the_page_is_up_to_date() -> None:

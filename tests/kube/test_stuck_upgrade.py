@@ -3,10 +3,18 @@ the ways out that docs/kubernetes.md names, by KubeRay's rules."""
 
 from __future__ import annotations
 
-import pytest
+import shutil
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from deployments import cli
+from deployments.gateway.application import REVOKED_KEYS
+from tests.kube.api_server import api_server
 from tests.kube.changes import changed
 from tests.kube.chart import ROOT, Object, cluster_of, objects, ray_service
+from tests.kube.helm_client import kubeconfig
 from tests.kube.kuberay import Operator
 
 OTHER_IMAGE = {"image": {"tag": "2"}}
@@ -47,6 +55,63 @@ def test_both_clusters_gateways_read_the_same_secrets(stuck: Operator) -> None:
     ]
     assert len(volumes) == 2
     assert volumes[0] == volumes[1]
+
+
+def _revoked_of(cluster: Object) -> tuple[Object, str]:
+    """The volume in which a cluster's gateways look for revoked keys, and where they do."""
+    spec = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "revoked-keys"]
+    (ray,) = spec["containers"]
+    (mount,) = [each for each in ray["volumeMounts"] if each["name"] == "revoked-keys"]
+    (place,) = [each["value"] for each in ray["env"] if each["name"] == REVOKED_KEYS]
+    assert place == mount["mountPath"]
+    assert "subPath" not in mount, "a mount of a part never changes"
+    (source,) = volume["projected"]["sources"]
+    return source["configMap"], place
+
+
+def test_a_revoked_key_ends_in_both_clusters_and_in_those_to_come(
+    stuck: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`headrace key revoke --release` writes what the gateways of each cluster mount."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("REVOKING IS NOT TRIED: no kubectl")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    hashes = ["1" * 64, "2" * 64, "1" * 64]
+    with api_server() as (url, store):
+        (tmp_path / "config").write_text(kubeconfig(url))
+        owner = {"kind": "RayService", "name": "demo-headrace"}
+        for name, kind, owners in (
+            ("demo-headrace", "RayService", []),
+            *((each, "RayCluster", [owner]) for each in stuck.clusters),
+        ):
+            spec = stuck.clusters[name]["spec"] if owners else {}
+            made = {"apiVersion": "ray.io/v1", "kind": kind, "spec": spec}
+            metadata = {"name": name, "ownerReferences": owners}
+            key = ("ray.io/v1", f"{kind.lower()}s", "headrace", name)
+            store.put(key, made | {"metadata": metadata})
+        for each in hashes:
+            done = CliRunner().invoke(
+                cli.main,
+                ["key", "revoke", f"sha256:{each}", "--release", "headrace/demo-headrace"],
+            )
+            assert done.exit_code == 0, done.output
+            assert "within two minutes: demo-headrace-1, demo-headrace-2\n" in done.stdout
+            assert "(context " in done.stdout
+        config_maps = store.of_kind("ConfigMap")
+    stuck.reconcile(service({}))  # a rollback, which starts a third
+    assert len(stuck.clusters) == 3
+    for cluster in stuck.clusters.values():
+        volume, _ = _revoked_of(cluster)
+        assert volume["optional"], "made when the first key is revoked"
+        assert config_maps[volume["name"]]["data"].keys() == set(hashes)
+
+
+def test_no_upgrade_and_no_rollback_writes_the_revoked_keys() -> None:
+    for change in ({}, OTHER_IMAGE):
+        names = [each["metadata"]["name"] for each in objects(changed(change))]
+        assert "demo-headrace-revoked-keys" not in names
 
 
 def test_a_rollback_by_itself_starts_a_third(stuck: Operator) -> None:

@@ -1,14 +1,22 @@
-"""The options of the program in HAProxy's place, from environment variables HEADRACE_HAPROXY_….
+"""The options of the program in HAProxy's place, from variables HEADRACE_HAPROXY_….
 
-docs/cluster.md lists them. Uses the standard library only, like `haproxy_wrapper`, which reads the
-options at every change of the gateways.
+docs/cluster.md lists them. The environment has them, and a gateway newer values of some
+(`deployments.process.haproxy_settings`). Uses the standard library only, like `haproxy_wrapper`,
+which reads the options at every change of the gateways.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import socket
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from deployments.process import haproxy_settings
 
 PREFIX = "HEADRACE_HAPROXY_"
 MAX_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
@@ -40,6 +48,7 @@ class HAProxyOptions(NamedTuple):
     max_body_bytes: int = 64 * 1024 * 1024  # the gateway refuses longer bodies
     max_requests: int = 2000  # a gateway's own bound, which tenants share
     max_connections: int = 65_536
+    threads: int = 1  # of HAProxy
     source_connections: int = 0  # of one address; 0: no bound of its own
     trusted_proxies: tuple[str, ...] = ()  # networks that are believed about a request's source
     certificate: str = ""  # PEM file; "": none
@@ -83,3 +92,69 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
     if isinstance(default, bool):
         return value == "1"
     return int(value) if isinstance(default, int) else value
+
+
+# ---- what the gateways say ----------------------------------------------------------------------
+
+# Other people's applications may have replicas in sections of their own.
+_GATEWAYS = re.compile(r"^backend http-gateway\n((?: .*\n|\n)*)", re.MULTILINE)
+_GATEWAY = re.compile(r"^ *server SERVE_REPLICA_\S+ (\S+):(\d+) ", re.MULTILINE)
+_ANSWER_S = 0.3  # a gateway's, which takes a millisecond
+_ANSWERS_S = 1.0  # all gateways' together: callers wait for HAProxy
+
+
+def options_now(environ: Mapping[str, str], config: str, kept: str) -> HAProxyOptions:
+    """The options of the environment and, before them, of a gateway that the configuration names.
+    Where none answers, what one said last stays, which the file `kept` has. Raises Refused."""
+    section = _GATEWAYS.search(config)
+    told = _ask(_GATEWAY.findall(section[1]) if section else [])
+    if told is not None:
+        with contextlib.suppress(OSError):  # the next start asks again
+            with open(f"{kept}.new", "wb") as file:
+                file.write(haproxy_settings.written(told))
+            os.replace(f"{kept}.new", kept)
+    else:
+        told = _kept(kept)
+    try:
+        return HAProxyOptions.of({**environ, **told})
+    except HAProxyConfigError as wrong:
+        print(f"headrace-haproxy: what gateways say is not heard: {wrong}", file=sys.stderr)
+        return HAProxyOptions.of(environ)
+
+
+def _kept(path: str) -> dict[str, str]:
+    try:
+        with open(path, "rb") as file:
+            return haproxy_settings.read(file.read())
+    except (OSError, ValueError):
+        return {}
+
+
+def _ask(gateways: list[tuple[str, str]]) -> dict[str, str] | None:
+    """What the first says that answers."""
+    end = time.monotonic() + _ANSWERS_S
+    for host, port in gateways:
+        if (left := end - time.monotonic()) <= 0:
+            break
+        with contextlib.suppress(OSError, ValueError):
+            return _asked(host.strip("[]"), int(port), min(left, _ANSWER_S))
+    return None
+
+
+def _asked(host: str, port: int, limit_s: float) -> dict[str, str]:
+    """Raises OSError and ValueError where the answer is not a gateway's."""
+    with socket.create_connection((host, port), limit_s) as conn:
+        conn.sendall(
+            f"GET {haproxy_settings.PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            .encode()
+        )  # fmt: skip
+        with conn.makefile("rb") as answer:
+            whole = answer.read(haproxy_settings.MAX_BYTES)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    if not re.match(rb"HTTP/1\.1 200 ", head):
+        raise ValueError("no gateway of ours")
+    told = haproxy_settings.read(body)
+    known = {name: value for name, value in told.items() if name in haproxy_settings.TOLD}
+    if not known:
+        raise ValueError("no gateway of ours")
+    return known

@@ -8,8 +8,8 @@ there is a gateway. HAProxy spins for a client that leaves while it waits, and k
 0038-the-gateway-decides-whom-it-refuses.md). A silent node keeps its callers for ever, and what a
 dead gateway had is lost. The edits correct all this.
 Serve starts it at every change of the gateways, so it imports little, only the standard library.
-Its settings are in the environment (HEADRACE_HAPROXY_…, see docs/cluster.md). If an edit finds
-nothing to edit in the template, the program says so and ends.
+Its settings are in the environment (HEADRACE_HAPROXY_…, see docs/cluster.md); newer ones a gateway
+tells it. If an edit finds nothing to edit in the template, the program says so and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from typing import NamedTuple, NoReturn
 
 from deployments.control.ingress import haproxy_rules
 from deployments.control.ingress.haproxy_admin import HAProxyRenewal
-from deployments.control.ingress.haproxy_options import PREFIX, HAProxyConfigError, HAProxyOptions
+from deployments.control.ingress.haproxy_options import (
+    PREFIX,
+    HAProxyConfigError,
+    HAProxyOptions,
+    options_now,
+)
 from deployments.control.ingress.haproxy_stand_in import (
     HAProxyFiles,
     begin_with_gateways,
@@ -152,6 +157,8 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
+        Edit("HAProxy has as many threads as the settings say", "global",
+             r"( *nbthread )\d+\n", lambda m: f"{m[1]}{options.threads}\n"),
         Edit("heads that are too large get an answer that says so", "global",
              r"( *tune\.bufsize )(\d+)\n",
              lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),
@@ -282,14 +289,14 @@ def keep_to_its_owner(folder: str) -> None:
         ) from None
 
 
-def correct_file(path: str, options: HAProxyOptions) -> None:
+def correct_file(path: str, environ: Mapping[str, str]) -> None:
     """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
     try:
         if is_corrected(path):
             return
         with open(path, encoding="utf-8") as file:
             config = file.read()
-        made = corrected(config, options, _combined(path))
+        made = corrected(config, options_now(environ, config, f"{path}.told"), _combined(path))
         with open(f"{path}.corrected", "w", encoding="utf-8") as file:
             file.write(made)
         os.replace(f"{path}.corrected", path)
@@ -337,7 +344,7 @@ def main() -> NoReturn:
             path = arguments[arguments.index("-f") + 1]
             keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
             shown = certificate(path, options)
-            correct_file(path, options)
+            correct_file(path, os.environ)
             if "-c" not in arguments:
                 files = HAProxyFiles(path)
                 begin_with_gateways(files)

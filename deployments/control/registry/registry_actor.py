@@ -34,7 +34,7 @@ from deployments.contract.rollout.observations import LIVE_COSTS
 from deployments.contract.rollout.terms import TERMS
 from deployments.control.registry.registry import Registry
 from deployments.control.registry.server_status import replica_targets, server_status
-from deployments.process import actors, logs
+from deployments.process import actors, log_choice
 from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
@@ -52,7 +52,7 @@ class RegistryActor:
         self._registry = Registry(clock(), int(time.time() * 1000), self._wake)
         self._changed = asyncio.Event()
         self._code = code_version()
-        logs.configure_from_environment()
+        log_choice.follow()
         # Serve's modules are slow to import: only the actor needs them, not who creates it.
         from deployments.control.registry.controller_watch import ControllerWatchdog
         from deployments.control.serve_controller import AsyncServeController

@@ -34,7 +34,7 @@ from deployments.contract.scaling.messages import (
 )
 from deployments.control.scaling import store
 from deployments.control.scaling.decider import Decider
-from deployments.process import logs
+from deployments.process import log_choice
 from deployments.process.code_version import code_version
 from deployments.process.loop_watch import watch_process
 
@@ -51,7 +51,7 @@ class AutoscalerActor:
     """The shell around `Decider`: reads clocks, asks Serve and the store, wakes those that wait."""
 
     async def __init__(self) -> None:  # type: ignore[misc]
-        logs.configure_from_environment()
+        log_choice.follow()
         self._loop_watch = watch_process()
         self._code = code_version()
         self._decider = Decider(clock(), int(time.time() * 1000))

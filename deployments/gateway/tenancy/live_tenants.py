@@ -5,10 +5,14 @@ rename or a switched link), or what was published in the cluster's store. Whiche
 cannot be used, or is gone, leaves the last good one in force and says why; nothing at all never
 means that everybody may come in, and neither do lists of keys that are gone. Beside them, keys that
 were revoked open nothing, whatever the tenants say: revoking waits for no file and no deployment.
+A folder may name revoked keys too, so that another cluster knows them. What was once heard to be
+revoked stays so.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 import time
@@ -19,8 +23,9 @@ from typing import Protocol
 
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.process import audit
-from deployments.process.key_list import KeyRow, key_rows
+from deployments.process.key_list import KeyRow, RevokedKey, key_rows, revoked_key
 from deployments.settings.gateway import PRIORITIES
+from deployments.settings.key import HASH
 from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
 from deployments.settings_files.load import load_tenants, parse_tenants, tenants_text
@@ -31,6 +36,11 @@ _OPENS = (
     "with gateway.auth: open, if that is meant"
 )
 _PUBLISHED = "the published tenants"
+_ANSWERS_S = 0.2  # that a look waits for the folder; a mounted one takes 0.1 ms
+_OLD_S = 5.0
+_SETTLES_S = 3.0  # two changes within a file system's tick have the same time
+_LISTS_S = 30.0  # some file systems keep no time of a folder
+logger = logging.getLogger("headrace.gateway")
 
 
 class TenantsSource(Protocol):
@@ -144,13 +154,65 @@ def _nowhere(key_hash: str) -> None:
     raise ValueError("keys cannot be revoked here")
 
 
+class RevokedFolder:
+    """A folder on this node whose files are named by the hashes, without `sha256:`, of keys that
+    are revoked (a mounted ConfigMap). What is in the files is for people. A thread of its own looks
+    into it: a file system that hangs (NFS) holds nobody else up."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._looking: threading.Thread | None = None
+        self._hashes, self._fault = frozenset[str](), ""
+        self._read_at = self._listed_at = self._changed_at = -math.inf
+        self._seen: Hashable = None
+        self._told: set[str] = set()
+
+    def hashes(self) -> frozenset[str]:
+        """As of the last few seconds. Raises OSError where the folder cannot be read."""
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(target=self._look, daemon=True)
+            self._looking.start()
+            self._looking.join(_ANSWERS_S)
+        if self._fault:
+            raise OSError(f"{self._path}: {self._fault}")
+        if self._clock() - self._read_at > _OLD_S:
+            raise TimeoutError(f"{self._path} does not answer")
+        return self._hashes
+
+    def _look(self) -> None:
+        began = self._clock()
+        try:
+            status = os.stat(self._path)
+            signature = status.st_dev, status.st_ino, status.st_mtime_ns
+            if signature != self._seen:
+                self._seen, self._changed_at = signature, began
+            if began - self._changed_at < _SETTLES_S or began - self._listed_at > _LISTS_S:
+                self._hashes, self._listed_at = self._list(), began
+        except OSError as fault:
+            self._seen, self._fault = None, fault.strerror or str(fault)
+        else:
+            self._read_at, self._fault = began, ""
+
+    def _list(self) -> frozenset[str]:
+        names = {each for each in os.listdir(self._path) if not each.startswith(".")}
+        found = frozenset(key for each in names if HASH.fullmatch(key := f"sha256:{each}"))
+        if len(found) < len(names):
+            wrong = names - {each.removeprefix("sha256:") for each in found}
+            for each in wrong - self._told:
+                logger.error("%s: revokes no key: a file's name must be 64 hex digits", each)
+            self._told |= wrong
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class RevokedKeys:
-    """Hashes of keys that open nothing any more, for all gateways; either may raise what the store
-    raises."""
+    """Hashes of keys that open nothing any more, for all gateways: of the cluster's store, to which
+    `add` adds one, and of a folder that outlives the cluster. Each may raise."""
 
     fetch: Callable[[], frozenset[str]] = frozenset
     add: Callable[[str], None] = _nowhere
+    folder: RevokedFolder | None = None
 
 
 class LiveTenants:
@@ -158,8 +220,7 @@ class LiveTenants:
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
     while: call `refresh` from a thread. `priorities`, `auth`: the gateway's, which don't change
     while it runs. The first reading has nothing to fall back on, and raises SettingsErrors.
-    `digest`: of all that is in force. `revoked`: where they cannot be had, the last ones stay so.
-    `wall`: seconds since the epoch.
+    `digest`: of all that is in force. `wall`: seconds since the epoch.
     """
 
     def __init__(
@@ -179,14 +240,14 @@ class LiveTenants:
         self._priorities = tuple(priorities)
         self._auth = auth
         self.current = Tenants({}, self._priorities)
-        self.problem: str | None = None
+        self._refused: str | None = None  # why the newest tenants are not in force
+        self._unheard: str | None = None  # why what is revoked cannot be had
+        self._ended = frozenset[str]()  # the hashes of revoked keys that the tenants list
         self.digest = ""
         self._settings = TenantsSettings()
-        found, _ = self._look_for_revoked()
-        if not found:
-            raise SettingsErrors(
-                [Mistake(_PUBLISHED, 0, "", "which keys are revoked cannot be had yet")]
-            )
+        self._hear(lambda: None)
+        if self._unheard is not None:
+            raise SettingsErrors([Mistake("revoked keys", 0, "", self._unheard)])
         self._seen = source.signature()
         self._read()
 
@@ -194,6 +255,10 @@ class LiveTenants:
     def origin(self) -> str:
         """Where they are read, in words."""
         return self._source.origin
+
+    @property
+    def problem(self) -> str | None:
+        return "; ".join(each for each in (self._refused, self._unheard) if each) or None
 
     @property
     def frozen(self) -> bool:
@@ -212,33 +277,48 @@ class LiveTenants:
             return self._look()
 
     def _look(self) -> bool:
-        began = self._clock()
-        found, revoked = self._look_for_revoked()
+        began, before = self._clock(), self.current
+        self._hear(lambda: self._take(self._settings))
         # Taken before it is read: a change in between is then seen next time.
         signature = self._source.signature()
-        if found and signature is not None:
+        if self._unheard is None and signature is not None:
             self._found_at = began
         if signature is None or signature != self._seen:
             self._seen = signature
             try:
                 self._read()
             except SettingsErrors as error:
-                self.problem = str(error)
+                self._refused = str(error)
             else:
-                self.problem = None
-                return True
-        if revoked:
-            self._take(self._settings)
-        return revoked
+                self._refused = None
+        return self.current is not before
 
-    def _look_for_revoked(self) -> tuple[bool, bool]:
-        """Whether what is revoked could be had, and whether it is other than it was."""
-        try:
-            revoked = self._revocations.fetch()
-        except Exception:  # whatever keeps the store from answering: the last ones stay revoked
-            return False, False
-        changed, self._revoked = revoked != self._revoked, revoked
-        return True, changed
+    def _hear(self, take: Callable[[], None]) -> None:
+        """Hear what is revoked, and `take` it before the next is asked, which may take long."""
+        faults: list[str] = []
+        for hear in (self._hear_folder, self._hear_store):
+            known = self._revoked
+            try:
+                hear()
+            except Exception as fault:  # whatever keeps it from answering
+                faults.append(str(fault))
+            if self._revoked != known:
+                take()
+        unheard = f"which keys are revoked cannot be had: {'; '.join(faults)}" if faults else None
+        if unheard is not None and self._unheard is None:
+            logger.error("%s; those that were stay revoked", unheard)
+        self._unheard = unheard
+
+    def _hear_folder(self) -> None:
+        if self._revocations.folder is not None:
+            self._revoked |= self._revocations.folder.hashes()
+
+    def _hear_store(self) -> None:
+        """Gives the store what it lacks, too: so the folder's last for as long as the cluster."""
+        stored = self._revocations.fetch()
+        self._revoked |= stored
+        for each in self._ended - stored:
+            self._revocations.add(each)
 
     def publish_frozen(self, frozen: bool) -> None:
         """The controllers' switch, for all gateways, whatever tenants are published. Raises
@@ -248,12 +328,12 @@ class LiveTenants:
     def key_rows(self) -> list[KeyRow]:
         return key_rows(self._settings.all_keys(), self._revoked, self._wall())
 
-    def revoke(self, name: str) -> tuple[str, str]:
+    def revoke(self, name: str) -> RevokedKey:
         """As `KnownTenants`; raises what the store raises besides."""
         owner, key = self._settings.key_called(name)
         self._revocations.add(key.hash)
         self.refresh()
-        return key.kid, owner
+        return {**revoked_key(owner, key), "folder": self._revocations.folder is not None}
 
     def _read(self) -> None:
         self._take(self._source.read(self._priorities))
@@ -268,5 +348,6 @@ class LiveTenants:
         if self._auth is None and self.current.lists_keys and not tenants.lists_keys:
             raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
+        self._ended = self._revoked.intersection(key.hash for _, _, key in loaded.all_keys())
         self.digest = audit.digest(tenants_text(loaded) + "".join(sorted(self._revoked)))
         self.current = tenants

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deployments.contract.errors import BadRequest, Forbidden, Unauthorized
-from deployments.process.key_list import KeyRow
+from deployments.process.key_list import KeyRow, RevokedKey
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.key import KeySettings, OperatorKeySettings, RateSettings
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
@@ -326,6 +326,6 @@ class KnownTenants(Protocol):
     def key_rows(self) -> list[KeyRow]:
         """All keys of tenants and operators, each with its owner and state."""
 
-    def revoke(self, name: str) -> tuple[str, str]:
-        """Revoke a key for all gateways, by its id or hash; returns its id and owner. Blocks.
-        Raises ValueError for an unknown key."""
+    def revoke(self, name: str) -> RevokedKey:
+        """Revoke a key for all gateways, by its id or hash. Blocks. Raises ValueError for an
+        unknown key."""

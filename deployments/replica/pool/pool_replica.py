@@ -22,7 +22,7 @@ from ray import serve
 
 from deployments.contract.registry import LEASE_S, MEMBERS, PROGRESS, PoolMember
 from deployments.contract.scaling.messages import POOL_ORDER, POOL_REPORT
-from deployments.process import actors, logs
+from deployments.process import actors, log_choice
 from deployments.process.actors import registry
 from deployments.process.loop_watch import HUNG_EXIT_CODE, watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
@@ -111,7 +111,7 @@ class PoolReplica:
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
         keep_loopback_direct()
-        logs.configure_from_environment()
+        log_choice.follow()
         replica = serve.get_replica_context().replica_id.unique_id
         backend_env.set_compiler_cache(cache_dir())
         for runtime in args["runtimes"]:

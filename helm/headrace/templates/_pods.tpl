@@ -140,6 +140,10 @@ spec:
         - name: HEADRACE_SOURCES
           value: {{ $values.storage.path | quote }}
         {{- end }}
+        {{- if eq .component "gateways" }}
+        - name: HEADRACE_REVOKED_KEYS
+          value: /etc/headrace/revoked-keys
+        {{- end }}
       {{- with $values.envFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}
@@ -165,6 +169,11 @@ spec:
   mountPath: {{ $values.storage.path | quote }}
   readOnly: true
 {{- end }}
+{{- if eq .component "gateways" }}
+- name: revoked-keys
+  mountPath: /etc/headrace/revoked-keys
+  readOnly: true
+{{- end }}
 {{- if include "headrace.readsTenants" . }}
 - name: tenants
   mountPath: {{ $values.gateway.tenants_path | quote }}
@@ -180,23 +189,31 @@ spec:
     medium: Memory
     sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi
 {{- include "headrace.nodeVolumes" .root | nindent 0 }}
+{{- if eq .component "gateways" }}
+# Made by `headrace key revoke --release`, not here: no upgrade or rollback takes a key out.
+- name: revoked-keys
+  projected:
+    sources:
+      - configMap: {name: {{ include "headrace.fullname" .root }}-revoked-keys, optional: true}
+{{- end }}
 {{- if include "headrace.readsTenants" . }}
+{{- $own := printf "%s-tenants" (include "headrace.fullname" .root) }}
+{{- $theirs := $values.tenantFiles.existingSecrets }}
+{{- range $values.tenantFiles.externalSecrets }}{{ $theirs = append $theirs .name }}{{ end }}
 - name: tenants
   projected:
     sources:
-      # Both may come and go while gateways run.
-      {{- range list "configMap" "secret" }}
-      - {{ . }}:
-          name: {{ include "headrace.fullname" $.root }}-tenants
-          optional: true
+      # All of our names may come and go while gateways run.
+      - configMap: {name: {{ $own }}, optional: true}
+      - secret: {name: {{ $own }}, optional: true}
+      {{- range $number := untilStep 1 21 1 }}
+      - secret: {name: {{ $own }}-{{ $number }}, optional: true}
       {{- end }}
-      {{- range $values.tenantFiles.existingSecrets }}
+      {{- range $theirs }}
+      {{- if not (regexMatch (printf "^%s(-([1-9]|1[0-9]|20))?$" (regexQuoteMeta $own)) .) }}
       - secret:
           name: {{ . | quote }}
       {{- end }}
-      {{- range $values.tenantFiles.externalSecrets }}
-      - secret:
-          name: {{ .name | quote }}
       {{- end }}
 {{- end }}
 {{- end }}

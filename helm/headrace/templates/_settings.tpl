@@ -13,32 +13,34 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
 {{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
 {{- $tls := dig "tls" dict $g | default dict -}}
-{{- $haproxy := dict
-  "RAY_SERVE_HAPROXY_NBTHREAD" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
-  "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
-  "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
-  "HEADRACE_HAPROXY_HOST" $host
-  "HEADRACE_HAPROXY_ADMIN_HOST" $admin_host
+{{- $told := dict
+  "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
+  "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
   "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "headers_timeout_s" $d.limits.headers_timeout_s $g | ceil | int64)
   "HEADRACE_HAPROXY_BODY_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
   "HEADRACE_HAPROXY_MAX_BODY_BYTES" (dig "limits" "max_body_bytes" $d.limits.max_body_bytes $g | int64)
   "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (dig "limits" "connections_per_source" $d.limits.connections_per_source $g | int64)
+  "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
+  "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
+  "HEADRACE_HAPROXY_THREADS" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
+  "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
+-}}
+{{- $haproxy := dict
+  "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
+  "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
+  "HEADRACE_HAPROXY_HOST" $host
+  "HEADRACE_HAPROXY_ADMIN_HOST" $admin_host
   "HEADRACE_HAPROXY_CERTIFICATE" (dig "certificate" "" $tls)
   "HEADRACE_HAPROXY_KEY" (dig "key" "" $tls)
   "HEADRACE_HAPROXY_CLIENT_CA" (dig "client_ca" "" $tls | default "")
   "HEADRACE_HAPROXY_CLIENT_CA_OPERATORS" (ternary 1 0 (eq (dig "client_ca_for" "" $tls) "operators"))
-  "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
-  "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
-  "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" $defaults.hard_stop_s
   "RAY_SERVE_PORT_QUARANTINE_S" (add 90 (max (divf $defaults.generate_timeout_ms 1000 | int64) (dig "drain_s" $d.drain_s $g | floor | int64)))
 -}}
-{{- $environment := dict
-  "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
-  "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
--}}
+{{- $environment := dict -}}
 {{- range $name, $value := $haproxy }}{{ $_ := set $environment $name (toString $value) }}{{ end }}
+{{- range $name, $value := $told }}{{ $_ := set $told $name (toString $value) }}{{ end }}
 {{- dict
   "replicas" $replicas
   "per_node" $per_node
@@ -58,15 +60,17 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "tenants_path" (dig "tenants_path" nil $g)
   "channel" (dig "channel" dict $g)
   "environment" $environment
+  "told" $told
   | toJson -}}
 {{- end }}
 
 {{/* Serve's environment in JSON: `pod`, all that stands before `ray start`; `config`, what a Serve
-config can still say (docs/cluster.md, "Environment"). */}}
+config can still say (docs/cluster.md, "Environment"). What gateways tell HAProxy and other processes
+while they run stands in no pod, where a change of it would start another cluster. */}}
 {{- define "headrace.environment" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- $pod := deepCopy $gateway.environment -}}
-{{- $config := deepCopy $gateway.environment -}}
+{{- $config := merge (deepCopy $gateway.environment) $gateway.told -}}
 {{- range $name, $each := .Files.Get "files/environment.json" | fromJson }}
 {{- $_ := set $pod $name $each.value }}
 {{- if $each.in_config }}{{ $_ := set $config $name $each.value }}{{ end }}

@@ -161,7 +161,7 @@ async def measured(requests: int, rounds: int, folder: Path) -> None:
     stand, rng = Stand({"device": MODEL}, folder), random.Random(24)
     play(stand)
     fast_path.middlewares()
-    fast_path.install(stand.app)
+    fast_path.install(stand.app, (b"", b""))
     served: Any = fast_path.FastPath(stand.app)
     config = uvicorn.Config(served, lifespan="off", access_log=False, log_config=None)
     config.load()

@@ -55,7 +55,9 @@ def store() -> Store:
 @pytest.mark.parametrize("name", ["b", HASHES["b"]])
 def test_a_key_is_revoked_by_its_id_or_hash(tmp_path: Path, store: Store, name: str) -> None:
     keys = made(store, tmp_path)
-    assert keys.revoke({"key": name}) == {"revoked": "b", "owner": "tenant acme"}
+    assert keys.revoke({"key": name}) == {
+        "revoked": "b", "owner": "tenant acme", "hash": HASHES["b"],
+    }  # fmt: skip
     assert store.hashes == {HASHES["b"]}
 
 
@@ -106,7 +108,9 @@ def test_a_store_that_is_away_ends_nothing(
     made(store, tmp_path).keep()
 
 
-def test_all_keys_are_listed_with_their_states_and_no_hash(tmp_path: Path, store: Store) -> None:
+def test_all_keys_are_listed_with_their_states_and_hashes_of_revoked_ones(
+    tmp_path: Path, store: Store
+) -> None:
     keys = made(store, tmp_path)
     keys.revoke({"key": "root"})
     listing = keys.listing()
@@ -115,7 +119,8 @@ def test_all_keys_are_listed_with_their_states_and_no_hash(tmp_path: Path, store
         ("a", "tenant acme", "expired"), ("b", "tenant acme", "good"),
         ("root", "operators", "revoked"),
     ]  # fmt: skip
-    assert "sha256" not in json.dumps(listing)
+    assert json.dumps(listing).count("sha256") == 1
+    assert listing["keys"][2]["hash"] == HASHES["root"]
 
 
 def test_keys_of_a_tenants_file_are_revoked_too(tmp_path: Path) -> None:

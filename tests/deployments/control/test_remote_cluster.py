@@ -179,12 +179,11 @@ def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() 
     for gateway in ({"replay": False}, {"host": "127.0.0.1"}, {"haproxy_stats_port": 9999}):
         with pytest.raises(ClusterError, match="hears only when it starts"):
             cluster(serve).deploy(settings(gateway=gateway))
-    limits = {"limits": {"max_requests": 7}}
-    later = settings(gateway=limits)
-    assert cluster(serve).waiting_for_restart(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
-    assert [d.kind for d in cluster(serve).deploy(settings(gateway=limits)).differences] == [
-        "restarted"
-    ]
+    told = {"limits": {"max_requests": 7}, "trusted_proxies": ["10.0.0.0/8"]}
+    assert cluster(serve).waiting_for_restart(settings(gateway=told)) == []  # gateways tell HAProxy
+    later = settings(gateway={"drain_s": 900})
+    assert cluster(serve).waiting_for_restart(later) == ["RAY_SERVE_PORT_QUARANTINE_S"]
+    assert [d.kind for d in cluster(serve).deploy(later).differences] == ["restarted"]
     assert cluster(serve).waiting_for_restart(later) == []
 
 

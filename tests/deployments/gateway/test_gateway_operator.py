@@ -129,7 +129,10 @@ async def test_a_key_is_revoked_through_a_gateway(tmp_path: Path, actor: Actor) 
         assert (answer.status, "there are: laptop" in answer.body.decode()) == (400, True)
         assert (await operate(stand, *revoke, {}, b'{"key": "laptop"}')).status == 401
         answer = await operate(stand, *revoke, BEARER, b'{"key": "laptop"}')
-        assert json.loads(answer.body) == {"revoked": "laptop", "owner": "tenant acme"}
+        assert json.loads(answer.body) == {
+            "revoked": "laptop", "owner": "tenant acme", "hash": hash_key("hr_a"),
+            "folder": False,
+        }  # fmt: skip
         rows = json.loads((await operate(stand, "GET", "/admin/keys", BEARER)).body)["keys"]
         assert {row["id"]: row["state"] for row in rows}["laptop"] == "revoked"
         with pytest.raises(Unauthorized):

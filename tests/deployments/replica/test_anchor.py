@@ -79,7 +79,7 @@ class Starting:
         self.watch = FakeWatch()
         monkeypatch.setattr(anchor, "watch_process", lambda: self.watch)
         monkeypatch.setattr(anchor, "keep_replica_calls_local", lambda: None)
-        monkeypatch.setattr(anchor.logs, "configure_from_environment", lambda: None)
+        monkeypatch.setattr(anchor.log_choice, "follow", lambda: None)
         self.anchor: Any = Anchor.__new__(Anchor)
 
     async def begin(self, **settings: Any) -> asyncio.Task[None]:

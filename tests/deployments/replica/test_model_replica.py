@@ -181,7 +181,7 @@ def told(monkeypatch, tmp_path) -> Iterator[Heard]:
     monkeypatch.setattr(model_replica.serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(model_replica, "registry", Registry)
     monkeypatch.setattr(model_replica, "keep_replica_calls_local", lambda: None)
-    monkeypatch.setattr(model_replica.logs, "configure_from_environment", lambda model: None)
+    monkeypatch.setattr(model_replica.log_choice, "follow", lambda model: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fsspec.filesystem("memory").pipe_file("/models/m.onnx", b"weights")
     yield heard

@@ -38,7 +38,7 @@ def test_what_is_printed_is_what_a_shell_exports(file, capsys):
         ["sh", "-c", 'eval "$1"; env', "sh", printed.out], capture_output=True, text=True, env={}
     )
     exported = dict(line.split("=", 1) for line in shown.stdout.splitlines())
-    assert exported["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
+    assert exported["HEADRACE_HAPROXY_THREADS"] == "3"
     assert exported["HEADRACE_HAPROXY_MAX_REQUESTS"] == "70"
     assert exported["HEADRACE_HAPROXY_HOST"] == "0.0.0.0"
     assert exported["RAY_worker_niceness"] == "0"
@@ -49,7 +49,7 @@ def test_what_is_printed_is_what_a_shell_exports(file, capsys):
 def test_json_says_of_each_variable_who_may_still_set_it(file, capsys):
     assert cluster.env(file, (), as_json=True) == 0
     by_name = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    threads, niceness = by_name["RAY_SERVE_HAPROXY_NBTHREAD"], by_name["RAY_worker_niceness"]
+    threads, niceness = by_name["HEADRACE_HAPROXY_THREADS"], by_name["RAY_worker_niceness"]
     assert (threads["layer"], threads["value"], threads["in_config"]) == ("config", "3", True)
     assert (niceness["layer"], niceness["in_config"]) == ("image", False)
 
@@ -120,7 +120,7 @@ def head(monkeypatch: pytest.MonkeyPatch):
 def says(**facts) -> str:
     wanted = {each.name: each.value for each in cluster.ray_env.variables(cluster.gateway_of(None))}
     wanted["RAY_SERVE_HAPROXY_BINARY_PATH"] = "/usr/local/bin/headrace-haproxy"
-    wanted["RAY_SERVE_HAPROXY_NBTHREAD"], wanted["HEADRACE_HAPROXY_MAX_REQUESTS"] = "3", "70"
+    wanted["HEADRACE_HAPROXY_THREADS"], wanted["HEADRACE_HAPROXY_MAX_REQUESTS"] = "3", "70"
     node = NodeFacts("a", "10.0.0.1", True, versions=versions(), environment=wanted, **facts)
     return f"{node_survey.MARK}{json.dumps([asdict(node)])}"
 

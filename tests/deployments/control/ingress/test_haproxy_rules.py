@@ -131,6 +131,8 @@ async def test_what_two_readers_may_understand_differently_reaches_no_gateway(ed
         b"404 not to be decoded": ask(HOST, path=b"/v1/models/%zz"),
         b"404 half a code": ask(HOST, path=b"/v1/models/m%6"),
         b"404 Serve's own": ask(HOST, path=b"/-/routes"),
+        b"404 what HAProxy asks": ask(HOST, path=b"/-/haproxy"),
+        b"404 that, encoded": ask(HOST, path=b"/%2d/../-/haproxy"),
         b"431 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
         b"431 large headers": ask(HOST, b"x: " + b"y" * 20_000 + b"\r\n"),
         b"414 long path": ask(HOST, path=b"/v1/" + b"y" * 20_000),

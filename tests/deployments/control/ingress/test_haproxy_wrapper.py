@@ -19,6 +19,7 @@ global
     stats socket /run/admin.sock mode 666 level admin expose-fd listeners
     stats timeout 30s
     maxconn 4096
+    nbthread 4
     tune.bufsize 16384
 defaults
     timeout connect 5s
@@ -67,6 +68,11 @@ def test_haproxys_own_pages_have_an_address_of_their_own(host):
 def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
     assert "bind 127.0.0.1:18000 proto h1 tcp-ut 30s" in lines()
     assert "bind 10.0.0.7:18000 proto h1 tcp-ut 30s" in lines(host="10.0.0.7")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_haproxy_has_as_many_threads_as_the_settings_say(threads):
+    assert starting("nbthread", lines(threads=threads)) == [f"nbthread {threads}"]
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:514", "stdout"])

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from deployments.contract.errors import Forbidden, OverOwnLimit, Unauthorized
-from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
+from deployments.gateway.tenancy.live_tenants import (
+    LiveTenants,
+    PublishedTenants,
+    RevokedFolder,
+    RevokedKeys,
+)
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import KeyTable, Tenant, Tenants, hash_key
 from deployments.settings.key import OperatorKeySettings, moment_s
+from deployments.settings.plain import SettingsErrors
 from deployments.settings.tree import TenantsSettings
 
 BEGINS, ENDS = "2027-01-01T00:00:00Z", "2027-02-01T00:00:00Z"
@@ -217,6 +225,178 @@ def test_a_revoked_key_is_refused_at_the_next_look_whatever_the_tenants_say() ->
     assert not live.refresh()
 
 
+class TwoClusters:
+    """Each with a store of its own, and gateways on nodes that mount the same folder: the ConfigMap
+    of a release. `cluster(n)` starts a gateway there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stores = [Store(text_of("old", "new")), Store(text_of("old", "new"))]
+        self.folder = folder
+
+    def cluster(self, number: int) -> LiveTenants:
+        store = self.stores[number]
+        revoked = RevokedKeys(store.fetch_revoked, store.revoke, RevokedFolder(self.folder))
+        return LiveTenants(PublishedTenants(store.fetch), revoked=revoked)
+
+    def names(self, key: str) -> None:
+        """As the kubelet mounts a ConfigMap: a link to a file of a folder beside."""
+        (self.folder / "..data").mkdir(exist_ok=True)
+        name = hash_key(f"hr_{key}").removeprefix("sha256:")
+        (self.folder / "..data" / name).write_text(f"{key} tenant a")
+        (self.folder / name).symlink_to(self.folder / "..data" / name)
+
+
+def test_what_one_cluster_revokes_alone_opens_in_another(tmp_path: Path) -> None:
+    """KubeRay gives each cluster a control store of its own: hence the folder."""
+    clusters = TwoClusters(tmp_path)
+    serving, pending = clusters.cluster(0), clusters.cluster(1)
+    serving.revoke("old")
+    assert not pending.refresh()
+    assert by(pending.current, "old").key == "old"
+
+
+def test_a_key_in_the_folder_ends_in_all_clusters_and_those_to_come(tmp_path: Path) -> None:
+    clusters = TwoClusters(tmp_path)
+    serving = clusters.cluster(0)
+    pending = clusters.cluster(1)
+    serving.revoke("old")
+    clusters.names("old")
+    assert pending.refresh()
+    clusters.stores.append(Store(text_of("old", "new")))  # a rollback starts a third
+    for each in (serving, pending, clusters.cluster(2)):
+        each.refresh()
+        refusal(each.current, "old")
+        assert by(each.current, "new").key == "new"
+
+
+def test_the_folder_is_heard_while_the_store_is_away_and_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    clusters = TwoClusters(tmp_path / "mounted")
+    clusters.folder.mkdir()
+    live, (store, _) = clusters.cluster(0), clusters.stores
+    store.away = True
+    clusters.names("old")
+    assert live.refresh()
+    refusal(live.current, "old")
+    assert by(live.current, "new").key == "new"
+    store.away = False
+    clusters.folder.rename(tmp_path / "gone")
+    store.revoke(hash_key("hr_new"))
+    assert live.refresh()
+    for key in ("old", "new"):
+        refusal(live.current, key)  # what was revoked stays so
+    assert f"cannot be had: {clusters.folder}: No such file" in (live.problem or "")
+    with pytest.raises(SettingsErrors, match=f"{clusters.folder}: No such file"):
+        clusters.cluster(0)
+    (tmp_path / "gone").rename(clusters.folder)
+    live.refresh()
+    assert live.problem is None
+
+
+def test_a_folder_that_cannot_be_read_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters = TwoClusters(tmp_path / "mounted")
+    clusters.folder.mkdir()
+    live = clusters.cluster(0)
+    clusters.folder.rmdir()
+    for _ in range(3):
+        live.refresh()
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert f"{clusters.folder}: No such file or directory; those that were stay revoked" in line
+
+
+def test_a_folder_that_is_gone_takes_back_no_revocation(tmp_path: Path) -> None:
+    """Not of a gateway that heard it, and not of one that starts in the same cluster."""
+    clusters = TwoClusters(tmp_path)
+    clusters.names("old")
+    clusters.names("nobodys")
+    live = clusters.cluster(0)
+    live.refresh()
+    assert clusters.stores[0].revoked == {hash_key("hr_old")}, "what no list has needs no place"
+    for each in tmp_path.iterdir():
+        each.unlink() if each.is_symlink() else None
+    live.refresh()
+    for gateway in (live, clusters.cluster(0)):
+        refusal(gateway.current, "old")
+        assert {r["id"]: r["state"] for r in gateway.key_rows()}["old"] == "revoked"
+
+
+def test_a_folder_that_hangs_keeps_nothing_from_being_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters, clock, hangs = TwoClusters(tmp_path), [0.0], threading.Event()
+    store = clusters.stores[0]
+    folder = RevokedFolder(tmp_path, clock=lambda: clock[0])
+    revoked = RevokedKeys(store.fetch_revoked, store.revoke, folder)
+    live = LiveTenants(PublishedTenants(store.fetch), revoked=revoked, clock=lambda: clock[0])
+    monkeypatch.setattr(folder, "_list", lambda: hangs.wait(20.0) and frozenset())
+    clusters.names("new")
+    assert live.revoke("old")["hash"] == hash_key("hr_old")
+    refusal(live.current, "old")
+    assert live.problem is None
+    clock[0] = 6.0
+    live.refresh()
+    assert f"{tmp_path} does not answer" in (live.problem or "")
+    assert live.age_s == 6.0
+    hangs.set()
+
+
+def test_the_folder_is_in_force_before_the_store_is_asked(tmp_path: Path) -> None:
+    """A control store that hangs takes five seconds a call."""
+    clusters = TwoClusters(tmp_path)
+    live = clusters.cluster(0)
+    states: list[str] = []
+
+    def hangs() -> frozenset[str]:
+        states.extend(row["state"] for row in live.key_rows() if row["id"] == "old")
+        refusal(live.current, "old")
+        raise TimeoutError
+
+    live._revocations = replace(live._revocations, fetch=hangs)
+    clusters.names("old")
+    assert live.refresh()
+    assert states == ["revoked"]
+
+
+def test_a_folder_that_did_not_change_is_not_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters, clock, listed = TwoClusters(tmp_path), [0.0], [0]
+    folder = RevokedFolder(tmp_path, clock=lambda: clock[0])
+    listdir = os.listdir
+
+    def counted(path: Path) -> list[str]:
+        listed[0] += 1
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    for clock[0] in (0.0, 2.9, 3.0, 10.0, 30.0):
+        assert folder.hashes() == frozenset()
+    assert listed[0] == 2  # a change within the file system's tick is seen
+    clock[0] = 33.0  # where a folder has no time
+    folder.hashes()
+    assert listed[0] == 3
+    clock[0] = 40.0
+    clusters.names("old")
+    assert folder.hashes() == {hash_key("hr_old")}
+
+
+def test_a_file_that_is_no_hash_is_told_of_once_and_keeps_nothing_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters = TwoClusters(tmp_path)
+    clusters.names("old")
+    (tmp_path / "laptop").write_text("")
+    live = clusters.cluster(0)
+    live.refresh()
+    refusal(live.current, "old")
+    assert [each.getMessage() for each in caplog.records] == [
+        "laptop: revokes no key: a file's name must be 64 hex digits"
+    ]
+
+
 def test_a_key_is_revoked_beside_tenants_that_cannot_be_read() -> None:
     store, clock = Store(text_of("old")), [0.0]
     live = lively(store, clock)
@@ -263,8 +443,12 @@ def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
 
 def test_a_key_is_revoked_by_its_name_and_listed_so() -> None:
     live = lively(Store(text_of("old", "new")), [0.0])
-    assert live.revoke("old") == ("old", "tenant a")
+    found = {
+        "revoked": "old", "owner": "tenant a", "hash": hash_key("hr_old"), "folder": False,
+    }  # fmt: skip
+    assert live.revoke("old") == found
     refusal(live.current, "old")
     assert {row["id"]: row["state"] for row in live.key_rows()} == {"old": "revoked", "new": "good"}
+    assert [row.get("hash") for row in live.key_rows()] == [hash_key("hr_old"), None]
     with pytest.raises(ValueError, match="no key is called 'gone'; there are: old, new"):
         live.revoke("gone")
