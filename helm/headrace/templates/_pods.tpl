@@ -141,8 +141,7 @@ spec:
           value: {{ $values.storage.path | quote }}
         {{- end }}
         {{- if eq .component "gateways" }}
-        - name: HEADRACE_REVOKED_KEYS
-          value: /etc/headrace/revoked-keys
+        - {name: HEADRACE_REVOKED_KEYS, value: /etc/headrace/revoked-keys}
         {{- end }}
       {{- with $values.envFrom }}
       envFrom:
@@ -170,9 +169,7 @@ spec:
   readOnly: true
 {{- end }}
 {{- if eq .component "gateways" }}
-- name: revoked-keys
-  mountPath: /etc/headrace/revoked-keys
-  readOnly: true
+- {name: revoked-keys, mountPath: /etc/headrace/revoked-keys, readOnly: true}
 {{- end }}
 {{- if include "headrace.readsTenants" . }}
 - name: tenants
@@ -211,8 +208,7 @@ spec:
       {{- end }}
       {{- range $theirs }}
       {{- if not (regexMatch (printf "^%s(-([1-9]|1[0-9]|20))?$" (regexQuoteMeta $own)) .) }}
-      - secret:
-          name: {{ . | quote }}
+      - secret: {name: {{ . | quote }}}
       {{- end }}
       {{- end }}
 {{- end }}
