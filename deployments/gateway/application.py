@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.contract import haproxy_settings
 from deployments.contract.app_names import GATEWAY_DEPLOYMENT
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.registry import EXCHANGE, SNAPSHOT
@@ -56,7 +57,6 @@ from deployments.gateway.tenancy.rates import MAX_USED
 from deployments.process import (
     actors,
     audit,
-    haproxy_settings,
     listening_socket,
     log_choice,
     tenants_store,
