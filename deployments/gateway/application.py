@@ -104,7 +104,7 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings)
-        await asyncio.to_thread(log_choice.publish, settings.log.level, settings.log.format)
+        log_choice.begin_publishing(settings.log.level, settings.log.format)
         self._pool = FairThreadPool(settings.preprocess.workers, _MAX_PENDING)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)
