@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from deployments.contract.haproxy_settings import DYNAMIC
 from deployments.control.ingress import haproxy
-from deployments.process.haproxy_settings import TOLD
 from deployments.process.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.process.loopback import keep_loopback_direct
 from deployments.settings.gateway import GatewaySettings
@@ -65,10 +65,10 @@ class EnvVariable:
     breaks: bool = False  # without it a cluster works wrongly, rather than slower or chattier
 
     @property
-    def is_heard(self) -> bool:
-        """Whether processes that run hear a change of it: HAProxy of its gateways, all others by
-        `process.log_choice`."""
-        return self.name in TOLD or self.name in (LOG_LEVEL, LOG_FORMAT)
+    def is_dynamic(self) -> bool:
+        """Whether running processes take up a change of it: HAProxy asks its gateways, the others
+        follow `process.log_choice`."""
+        return self.name in DYNAMIC or self.name in (LOG_LEVEL, LOG_FORMAT)
 
     @property
     def in_config(self) -> bool:
@@ -128,7 +128,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
         ("HEADRACE_HAPROXY_CLIENT_CA_OPERATORS",
          int(tls is not None and tls.client_ca_for == "operators"), "gateway.tls"),
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
-        *((name, value(gateway), why) for name, (why, value) in TOLD.items()),
+        *((name, value(gateway), why) for name, (why, value) in DYNAMIC.items()),
     ):  # fmt: skip
         yield EnvVariable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)
     # A reloaded HAProxy ends with its last request. Serve reads the limit once, and models with
@@ -165,9 +165,9 @@ def config_env(gateway: GatewaySettings) -> dict[str, str]:
 
 
 def restart_env(gateway: GatewaySettings) -> dict[str, str]:
-    """Those of them of which a change is heard only when Serve is restarted."""
+    """Those of them of which a change needs a restart of Serve."""
     return {each.name: each.value for each in variables(gateway)
-            if each.in_config and not each.is_heard}  # fmt: skip
+            if each.in_config and not each.is_dynamic}  # fmt: skip
 
 
 # ---- a cluster of this machine alone ------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments.contract import haproxy_settings
 from deployments.contract.app_names import GATEWAY_DEPLOYMENT
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.registry import EXCHANGE, SNAPSHOT
@@ -56,7 +57,6 @@ from deployments.gateway.tenancy.rates import MAX_USED
 from deployments.process import (
     actors,
     audit,
-    haproxy_settings,
     listening_socket,
     log_choice,
     tenants_store,
@@ -104,7 +104,7 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings)
-        await asyncio.to_thread(log_choice.publish, settings.log.level, settings.log.format)
+        log_choice.begin_publishing(settings.log.level, settings.log.format)
         self._pool = FairThreadPool(settings.preprocess.workers, _MAX_PENDING)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)

@@ -1,26 +1,45 @@
-"""How all processes of a cluster log: gateways say it, the others take it up while they run.
+"""How actors of a cluster log: gateways publish it, the others take it up while they run.
 
 A gateway that starts writes `gateway.log.level` and `format` into the cluster's store; a change of
-them replaces the gateways. Every other process begins as its environment says, which is as old as
-Serve's controller, and looks at the store on a thread of its own. So no model's replica restarts
-for a log level. The debug lines of a process's first moments may be missing.
+them replaces the gateways. Every other actor begins with its environment, which is as old as
+Serve's controller, and reads the store on a thread of its own. So no model's replica restarts for a
+log level. The debug lines of a process's first moments may be missing. Not followed by the host
+process of `headrace serve` and by process watchdogs, which are no actors.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 
 from deployments.process import cluster_store, logs
 
 _KEY = "log"
 _LOOK_S = 5.0
+logger = logging.getLogger("headrace.process")
 
 
-def publish(level: str, form: str) -> None:
-    """Write it for all processes. A store that is away costs no gateway its start."""
-    with contextlib.suppress(cluster_store.StoreError):
+def begin_publishing(level: str, form: str) -> None:
+    """Write it for all actors, on a thread: no gateway's start waits for the store. While the store
+    is away, try again."""
+    args = (level, form)
+    threading.Thread(target=_publish, args=args, name="log-choice", daemon=True).start()
+
+
+def _publish(level: str, form: str) -> None:
+    until_next = threading.Event()
+    while not publish(level, form):
+        until_next.wait(_LOOK_S)
+
+
+def publish(level: str, form: str) -> bool:
+    """Whether the store took it."""
+    try:
         cluster_store.put(_KEY, f"{level} {form}".encode("ascii"))
+    except cluster_store.StoreError as why:
+        logger.warning("other processes do not know yet how to log: %s", why)
+        return False
+    return True
 
 
 def follow(model: str = "") -> None:
@@ -39,12 +58,16 @@ def _follow(model: str) -> None:
 
 
 def look(seen: bytes | None, model: str = "") -> bytes | None:
-    """Take up what gateways say if it is not what was `seen`; what they say."""
+    """Take up what gateways published if it is not what was `seen`, and return it. What cannot be
+    meant is logged and otherwise ignored."""
     try:
         said = cluster_store.get(_KEY)
     except cluster_store.StoreError:
         return seen  # the next look finds it
     if said is not None and said != seen:
-        level, form = said.decode("ascii").split()
-        logs.configure(level, form, model=model)
+        try:
+            level, form = said.decode("ascii").split()
+            logs.configure(level, form, model=model)
+        except ValueError as wrong:
+            logger.warning("what gateways say of logging is ignored: %s", wrong)
     return said

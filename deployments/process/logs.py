@@ -123,18 +123,16 @@ def configure(
     `model`: of lines that name no other.
 
     Without `stream`, lines go to the local host's log socket if there is one, else to the process's
-    own stderr.
+    own stderr. Raises ValueError for a level that logging does not know; then nothing changes.
     """
     # Serve's `print` writes a tuple where a file is given (Ray 2.60), tracebacks among others.
     builtins.print = getattr(print, "__globals__", {}).get("buildin_print", print)
     logger = logging.getLogger(ROOT)
-    for handler in [*logger.handlers]:
-        logger.removeHandler(handler)
+    logger.setLevel(level.upper())
     handler = logging.StreamHandler(stream or log_stream() or sys.__stderr__)
     handler.addFilter(lambda record: bool(record.__dict__.setdefault("model", model)) or True)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
-    logger.addHandler(handler)
-    logger.setLevel(level.upper())
+    logger.handlers = [handler]  # at once: a line of another thread always has one
     logger.propagate = False
     # Written only where settings ask for it, and then whatever else is left out.
     logging.getLogger(DECISIONS).setLevel(logging.INFO)

@@ -75,7 +75,9 @@ def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 # In this order: the last adds a node, and ends it.
-ON_CLUSTER = ["test_pool", "test_cluster_rollout", "test_three_ways", "test_cluster"]
+ON_CLUSTER = [
+    "test_pool", "test_cluster_rollout", "test_three_ways", "test_dynamic_settings", "test_cluster",
+]  # fmt: skip
 # Its last test ends the server.
 LAST_SHARED = "test_generation"
 

@@ -235,7 +235,7 @@ Why the rest needs another cluster:
   its autoscaler is told. `ray start` reads it once.
 - **HAProxy's start**: ports, addresses, `gateway.tls`. HAProxy has them from the environment of
   Serve's manager, before there is a gateway to ask.
-- **`gateway.replay`**: a HAProxy that has not heard of it would repeat what must not run twice.
+- **`gateway.replay`**: an older HAProxy would repeat what must not run twice.
 """.splitlines()
 
 # Of no value: pods read these Secrets as files.
@@ -299,7 +299,7 @@ def page() -> str:
         "",
         "A change of several is the largest of them: another cluster before all others.",
         "A change of `gateway` replaces the gateways, and no other replica. Whenever they are,",
-        "HAProxy asks them for its bounds; how to log, all processes hear of them within 5 s.",
+        "HAProxy asks them for its bounds, and all actors take up their log level within 5 s.",
         "`gateway.keep_alive_s` is heard by the next cluster, and starts none by itself.",
         "",
         *WHY,

@@ -102,12 +102,12 @@ _FREE = {
 def environment_complaints(
     cluster: Object, gateway: GatewaySettings, program: Path, given: Mapping[str, str]
 ) -> Iterator[str]:
-    """Each pod has all of the Serve environment before Ray starts, but what processes hear while
+    """Each pod has all of the Serve environment before Ray starts, but what processes take up while
     they run: a change of that shall start no cluster. `program`: what stands in HAProxy's place in
     the image. `given`: what the values' `env` says."""
     told = {name: value for name, value in given.items() if name in _FREE}
     wanted: dict[str, str | None] = {
-        each.name: None if each.is_heard else each.value
+        each.name: None if each.is_dynamic else each.value
         for each in variables(in_cluster(gateway), program)
     }
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):

@@ -156,6 +156,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "group-cpu's pods get HEADRACE_LOG_LEVEL as environment, which the settings of the gateway",
     ),
     (
+        {"env": [{"name": "RAY_SERVE_HAPROXY_NBTHREAD", "value": "8"}]},
+        "head's pods get RAY_SERVE_HAPROXY_NBTHREAD as environment; must be left out: "
+        "gateway.haproxy_threads says it",
+    ),
+    (
         {
             "gateways": {
                 "podTemplate": {

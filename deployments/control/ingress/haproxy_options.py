@@ -1,7 +1,7 @@
 """The options of the program in HAProxy's place, from variables HEADRACE_HAPROXY_….
 
-docs/cluster.md lists them. The environment has them, and a gateway newer values of some
-(`deployments.process.haproxy_settings`). Uses the standard library only, like `haproxy_wrapper`,
+docs/cluster.md lists them. They are in the environment; a gateway has newer values of some
+(`deployments.contract.haproxy_settings`). Uses the standard library only, like `haproxy_wrapper`,
 which reads the options at every change of the gateways.
 """
 
@@ -13,10 +13,10 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from deployments.process import haproxy_settings
+from deployments.contract import haproxy_settings
 
 PREFIX = "HEADRACE_HAPROXY_"
 MAX_USED = 2  # a gateway takes so many times its bound, of all tenants together (`SharedBound`)
@@ -48,7 +48,7 @@ class HAProxyOptions(NamedTuple):
     max_body_bytes: int = 64 * 1024 * 1024  # the gateway refuses longer bodies
     max_requests: int = 2000  # a gateway's own bound, which tenants share
     max_connections: int = 65_536
-    threads: int = 1  # of HAProxy
+    threads: int = 0  # of HAProxy; 0: as Serve says
     source_connections: int = 0  # of one address; 0: no bound of its own
     trusted_proxies: tuple[str, ...] = ()  # networks that are believed about a request's source
     certificate: str = ""  # PEM file; "": none
@@ -67,7 +67,8 @@ class HAProxyOptions(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> HAProxyOptions:
-        """The options that the environment sets. Raises Refused for an invalid one."""
+        """The options that the environment sets. Raises HAProxyConfigError for an invalid
+        one."""
         default = cls()._asdict()
         return cls(**{name: _option(environ, name, default[name]) for name in default})
 
@@ -94,55 +95,75 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
     return int(value) if isinstance(default, int) else value
 
 
-# ---- what the gateways say ----------------------------------------------------------------------
+# ---- what the gateways answer -------------------------------------------------------------------
 
 # Other people's applications may have replicas in sections of their own.
 _GATEWAYS = re.compile(r"^backend http-gateway\n((?: .*\n|\n)*)", re.MULTILINE)
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_\S+ (\S+):(\d+) ", re.MULTILINE)
-_ANSWER_S = 0.3  # a gateway's, which takes a millisecond
-_ANSWERS_S = 1.0  # all gateways' together: callers wait for HAProxy
+_ANSWER_S = 1.0  # a gateway's, which takes a millisecond
+_ANSWERS_S = 10.0  # all gateways' together: Serve waits half a minute for HAProxy's start
 
 
 def options_now(environ: Mapping[str, str], config: str, kept: str) -> HAProxyOptions:
-    """The options of the environment and, before them, of a gateway that the configuration names.
-    Where none answers, what one said last stays, which the file `kept` has. Raises Refused."""
+    """The options of a gateway that the configuration names, which go before the environment's. If
+    none answers, the last answer stays valid: the file `kept` has it. A configuration without
+    gateways, as Serve's first one is, removes that file. Raises HAProxyConfigError."""
     section = _GATEWAYS.search(config)
-    told = _ask(_GATEWAY.findall(section[1]) if section else [])
-    if told is not None:
+    gateways = _GATEWAY.findall(section[1]) if section else []
+    if not gateways:
+        with contextlib.suppress(OSError):
+            os.unlink(kept)
+        return HAProxyOptions.of(environ)
+    for answer in _answers(gateways):
+        try:
+            options = HAProxyOptions.of({**environ, **answer})
+        except HAProxyConfigError as wrong:
+            print(f"headrace-haproxy: a gateway's answer is ignored: {wrong}", file=sys.stderr)
+            continue
         with contextlib.suppress(OSError):  # the next start asks again
             with open(f"{kept}.new", "wb") as file:
-                file.write(haproxy_settings.written(told))
+                file.write(haproxy_settings.written(answer))
             os.replace(f"{kept}.new", kept)
-    else:
-        told = _kept(kept)
-    try:
-        return HAProxyOptions.of({**environ, **told})
-    except HAProxyConfigError as wrong:
-        print(f"headrace-haproxy: what gateways say is not heard: {wrong}", file=sys.stderr)
-        return HAProxyOptions.of(environ)
+        return options
+    print(
+        f"headrace-haproxy: none of {len(gateways)} gateways has answered what its bounds are; "
+        "HAProxy has those of its last start until gateways are replaced",
+        file=sys.stderr,
+    )
+    return HAProxyOptions.of({**environ, **_kept(kept)})
 
 
 def _kept(path: str) -> dict[str, str]:
+    """The last answer; nothing where there is none, or it is damaged."""
     try:
         with open(path, "rb") as file:
-            return haproxy_settings.read(file.read())
-    except (OSError, ValueError):
+            found = haproxy_settings.read(file.read())
+        HAProxyOptions.of(found)
+    except (OSError, ValueError, HAProxyConfigError):
         return {}
+    return found
 
 
-def _ask(gateways: list[tuple[str, str]]) -> dict[str, str] | None:
-    """What the first says that answers."""
+def _answers(gateways: list[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """The gateways' answers, in order. Those that are silent are asked again, until the time of all
+    is over; those that refuse the connection, or are none of ours, are not."""
     end = time.monotonic() + _ANSWERS_S
-    for host, port in gateways:
-        if (left := end - time.monotonic()) <= 0:
-            break
-        with contextlib.suppress(OSError, ValueError):
-            return _asked(host.strip("[]"), int(port), min(left, _ANSWER_S))
-    return None
+    while gateways:
+        silent = []
+        for host, port in gateways:
+            if (left := end - time.monotonic()) <= 0:
+                return
+            try:
+                yield _answer(host.strip("[]"), int(port), min(left, _ANSWER_S))
+            except TimeoutError:
+                silent.append((host, port))
+            except (OSError, ValueError):
+                continue
+        gateways = silent
 
 
-def _asked(host: str, port: int, limit_s: float) -> dict[str, str]:
-    """Raises OSError and ValueError where the answer is not a gateway's."""
+def _answer(host: str, port: int, limit_s: float) -> dict[str, str]:
+    """Raises OSError, and ValueError where the answer is not a gateway's."""
     with socket.create_connection((host, port), limit_s) as conn:
         conn.sendall(
             f"GET {haproxy_settings.PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -151,10 +172,7 @@ def _asked(host: str, port: int, limit_s: float) -> dict[str, str]:
         with conn.makefile("rb") as answer:
             whole = answer.read(haproxy_settings.MAX_BYTES)
     head, _, body = whole.partition(b"\r\n\r\n")
-    if not re.match(rb"HTTP/1\.1 200 ", head):
+    found = haproxy_settings.read(body) if re.match(rb"HTTP/1\.1 200 ", head) else {}
+    if not found:
         raise ValueError("no gateway of ours")
-    told = haproxy_settings.read(body)
-    known = {name: value for name, value in told.items() if name in haproxy_settings.TOLD}
-    if not known:
-        raise ValueError("no gateway of ours")
-    return known
+    return found

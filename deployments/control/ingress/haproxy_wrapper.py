@@ -8,8 +8,8 @@ there is a gateway. HAProxy spins for a client that leaves while it waits, and k
 0038-the-gateway-decides-whom-it-refuses.md). A silent node keeps its callers for ever, and what a
 dead gateway had is lost. The edits correct all this.
 Serve starts it at every change of the gateways, so it imports little, only the standard library.
-Its settings are in the environment (HEADRACE_HAPROXY_…, see docs/cluster.md); newer ones a gateway
-tells it. If an edit finds nothing to edit in the template, the program says so and ends.
+Its settings are in the environment (HEADRACE_HAPROXY_…, see docs/cluster.md); it asks a gateway for
+newer ones. If an edit finds nothing to edit in the template, the program says so and ends.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
         Edit("HAProxy has as many threads as the settings say", "global",
-             r"( *nbthread )\d+\n", lambda m: f"{m[1]}{options.threads}\n"),
+             r"( *nbthread )(\d+)\n", lambda m: f"{m[1]}{options.threads or m[2]}\n"),
         Edit("heads that are too large get an answer that says so", "global",
              r"( *tune\.bufsize )(\d+)\n",
              lambda m: f"{m[1]}{max(int(m[2]), haproxy_rules.BUFFER_BYTES)}\n"),
@@ -296,7 +296,7 @@ def correct_file(path: str, environ: Mapping[str, str]) -> None:
             return
         with open(path, encoding="utf-8") as file:
             config = file.read()
-        made = corrected(config, options_now(environ, config, f"{path}.told"), _combined(path))
+        made = corrected(config, options_now(environ, config, f"{path}.answer"), _combined(path))
         with open(f"{path}.corrected", "w", encoding="utf-8") as file:
             file.write(made)
         os.replace(f"{path}.corrected", path)

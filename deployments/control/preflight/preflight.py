@@ -107,7 +107,7 @@ def _of_environment(node: NodeFacts, variables: Iterable[EnvVariable]) -> Iterat
     unset: list[str] = []
     for each in variables:
         there = node.environment.get(each.name)
-        if there == each.value or (there and each.layer is EnvLayer.NODE) or each.is_heard:
+        if there == each.value or (there and each.layer is EnvLayer.NODE) or each.is_dynamic:
             continue
         if there is None and each.in_config:
             unset.append(each.name)

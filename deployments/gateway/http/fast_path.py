@@ -31,7 +31,7 @@ _for_haproxy: tuple[bytes, bytes] = (b"", b"")
 
 def install(app: ASGIApp, for_haproxy: tuple[bytes, bytes]) -> None:
     """Makes `app` this process's gateway; called once it may take requests. `for_haproxy`: a path
-    and what is answered there (`deployments.process.haproxy_settings`)."""
+    and what is answered there (`deployments.contract.haproxy_settings`)."""
     global _gateway, _for_haproxy
     _gateway, _for_haproxy = app, for_haproxy
 

@@ -242,10 +242,10 @@ drain has its time. */}}
 {{/* Of what is laid over a Ray pod: variables that are somebody else's to set. */}}
 {{- define "headrace.checkEnvironment" -}}
 {{- $gateway := include "headrace.gateway" .root | fromJson -}}
-{{- $ours := keys $gateway.environment $gateway.told -}}
+{{- $ours := keys $gateway.environment $gateway.dynamic -}}
 {{- $kuberays := list "FQ_RAY_IP" "KUBERAY_GEN_RAY_START_CMD" "RAY_ADDRESS" "RAY_AUTH_MODE" "RAY_AUTH_TOKEN"
   "RAY_CLOUD_INSTANCE_ID" "RAY_CLUSTER_NAME" "RAY_CLUSTER_NAMESPACE" "RAY_IP" "RAY_NODE_TYPE_NAME" "RAY_PORT" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace" "REDIS_PASSWORD" "REDIS_USERNAME" -}}
-{{- $values := dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "drainSeconds" "RAY_SERVE_HAPROXY_BINARY_PATH" "image.haproxy" "HEADRACE_SOURCES" "storage.path" "HEADRACE_REVOKED_KEYS" "the chart" -}}
+{{- $values := dict "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "drainSeconds" "RAY_SERVE_HAPROXY_BINARY_PATH" "image.haproxy" "HEADRACE_SOURCES" "storage.path" "HEADRACE_REVOKED_KEYS" "the chart" "RAY_SERVE_HAPROXY_NBTHREAD" "gateway.haproxy_threads" -}}
 {{- $harmless := list "RAY_worker_niceness" "RAY_USAGE_STATS_ENABLED" "OPENVINO_TELEMETRY_OPT_OUT" "TOKENIZERS_PARALLELISM" "HF_HUB_OFFLINE" -}}
 {{- $fixed := keys (.root.Files.Get "files/environment.json" | fromJson) -}}
 {{- $component := .component -}}

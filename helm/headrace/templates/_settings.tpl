@@ -13,7 +13,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
 {{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
 {{- $tls := dig "tls" dict $g | default dict -}}
-{{- $told := dict
+{{- $dynamic := dict
   "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
   "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
   "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "headers_timeout_s" $d.limits.headers_timeout_s $g | ceil | int64)
@@ -40,7 +40,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 -}}
 {{- $environment := dict -}}
 {{- range $name, $value := $haproxy }}{{ $_ := set $environment $name (toString $value) }}{{ end }}
-{{- range $name, $value := $told }}{{ $_ := set $told $name (toString $value) }}{{ end }}
+{{- range $name, $value := $dynamic }}{{ $_ := set $dynamic $name (toString $value) }}{{ end }}
 {{- dict
   "replicas" $replicas
   "per_node" $per_node
@@ -60,17 +60,17 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "tenants_path" (dig "tenants_path" nil $g)
   "channel" (dig "channel" dict $g)
   "environment" $environment
-  "told" $told
+  "dynamic" $dynamic
   | toJson -}}
 {{- end }}
 
 {{/* Serve's environment in JSON: `pod`, all that stands before `ray start`; `config`, what a Serve
-config can still say (docs/cluster.md, "Environment"). What gateways tell HAProxy and other processes
-while they run stands in no pod, where a change of it would start another cluster. */}}
+config can still say (docs/cluster.md, "Environment"). What running processes take up of their
+gateways is in no pod, where a change of it would start another cluster. */}}
 {{- define "headrace.environment" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- $pod := deepCopy $gateway.environment -}}
-{{- $config := merge (deepCopy $gateway.environment) $gateway.told -}}
+{{- $config := merge (deepCopy $gateway.environment) $gateway.dynamic -}}
 {{- range $name, $each := .Files.Get "files/environment.json" | fromJson }}
 {{- $_ := set $pod $name $each.value }}
 {{- if $each.in_config }}{{ $_ := set $config $name $each.value }}{{ end }}

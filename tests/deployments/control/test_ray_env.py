@@ -105,9 +105,9 @@ def test_the_wrapper_reads_what_the_settings_tell_it():
     assert told.trusted_proxies == ("10.0.0.0/8", "fd00::/8")
 
 
-def test_an_untold_wrapper_does_as_the_settings_do_by_default():
-    told = HAProxyOptions.of(env(HAPROXY))
-    assert HAProxyOptions(host="127.0.0.1") == told
+def test_a_wrapper_without_options_does_as_the_settings_do_by_default():
+    found = HAProxyOptions.of(env(HAPROXY))
+    assert found == HAProxyOptions(host="127.0.0.1", threads=1)
 
 
 def test_an_operators_key_does_not_reach_replicas(tmp_path, monkeypatch):

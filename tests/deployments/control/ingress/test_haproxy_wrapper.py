@@ -70,9 +70,9 @@ def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
     assert "bind 10.0.0.7:18000 proto h1 tcp-ut 30s" in lines(host="10.0.0.7")
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_haproxy_has_as_many_threads_as_the_settings_say(threads):
-    assert starting("nbthread", lines(threads=threads)) == [f"nbthread {threads}"]
+@pytest.mark.parametrize(("threads", "expected"), [(0, 4), (1, 1), (3, 3)])
+def test_haproxy_has_as_many_threads_as_the_settings_say_or_else_serve(threads, expected):
+    assert starting("nbthread", lines(threads=threads)) == [f"nbthread {expected}"]
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:514", "stdout"])

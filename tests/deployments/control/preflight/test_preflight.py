@@ -78,7 +78,7 @@ def test_what_only_costs_speed_is_a_warning():
 
 
 def test_what_the_serve_config_can_still_set_is_one_warning():
-    late = [each.name for each in WANTED if each.in_config and not each.is_heard]
+    late = [each.name for each in WANTED if each.in_config and not each.is_dynamic]
     finding = only(without(HEAD, *late))
     assert finding.level == "warning"
     assert f"{len(late)} variables are left to the Serve config" in finding.message
@@ -93,7 +93,7 @@ def test_a_value_that_the_config_would_override_is_a_warning():
 
 
 def test_what_running_processes_hear_no_node_needs():
-    heard = {each.name: "9" for each in WANTED if each.is_heard}
+    heard = {each.name: "9" for each in WANTED if each.is_dynamic}
     assert {"HEADRACE_HAPROXY_MAX_BODY_BYTES", "HEADRACE_LOG_LEVEL"} <= heard.keys()
     assert found(without(HEAD, *heard)) == []
     assert found(replace(HEAD, environment={**HEAD.environment, **heard})) == []

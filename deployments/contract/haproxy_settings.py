@@ -1,10 +1,10 @@
-"""What a gateway tells `headrace-haproxy`: those of its settings that HAProxy takes up as it runs.
+"""A gateway's answer to `headrace-haproxy`: the settings that HAProxy takes up while it runs.
 
 Serve starts that program at every change of the gateways, but with an environment as old as Serve's
 controller. A change of these settings replaces the gateways. So the program asks one of them, and
-the last start of HAProxy, when all gateways are new, has all that is new. What is not here, HAProxy
-must know before there is a gateway (addresses, ports), or is files of the pod (`gateway.tls`), or
-must never differ between HAProxy and gateways (`gateway.replay`).
+the last start of HAProxy, when all gateways are new, has all that is new. Not in the answer: what
+HAProxy must know before there is a gateway (addresses, ports), files of the pod (`gateway.tls`),
+and what must never differ between HAProxy and gateways (`gateway.replay`).
 Standard library only: the program imports it at each start.
 """
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 PATH = "/-/haproxy"
 """At a gateway's own server. HAProxy lets no caller ask for it (`haproxy_rules`)."""
 MAX_BYTES = 65_536  # of an answer
+_END = "end"  # the last line: an answer that was cut off has none
 
 
-TOLD: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
+DYNAMIC: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
     "HEADRACE_HAPROXY_HEADERS_S": (
         "gateway.limits.headers_timeout_s", lambda g: math.ceil(g.limits.headers_timeout_s)
     ),
@@ -49,21 +50,22 @@ TOLD: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
 """Variables of `headrace-haproxy`, by name: what each is for, and its value."""
 
 
-def told(gateway: GatewaySettings) -> dict[str, str]:
-    """The values of all that is told."""
-    return {name: str(value(gateway)) for name, (_, value) in TOLD.items()}
-
-
 def page(gateway: GatewaySettings) -> tuple[bytes, bytes]:
     """The path, and what a gateway answers there."""
-    return PATH.encode(), written(told(gateway))
+    values = {name: str(value(gateway)) for name, (_, value) in DYNAMIC.items()}
+    return PATH.encode(), written(values)
 
 
 def written(variables: Mapping[str, str]) -> bytes:
-    """The body of an answer: a line for each variable."""
-    return "".join(f"{name}={value}\n" for name, value in variables.items()).encode()
+    """The body of an answer: a line for each variable, and one that ends it."""
+    lines = [f"{name}={value}" for name, value in variables.items()]
+    return "".join(f"{line}\n" for line in [*lines, _END]).encode()
 
 
 def read(body: bytes) -> dict[str, str]:
-    """The variables of an answer. Raises ValueError for what is none."""
-    return dict(line.split("=", 1) for line in body.decode("ascii").splitlines())
+    """The known variables of an answer. Raises ValueError for what is no whole answer."""
+    *lines, end, rest = body.decode("ascii").split("\n")
+    if (end, rest) != (_END, ""):
+        raise ValueError("the answer has no end")
+    found = dict(line.split("=", 1) for line in lines)
+    return {name: value for name, value in found.items() if name in DYNAMIC}

@@ -1,8 +1,9 @@
-"""HAProxy hears of a gateway what has changed since Serve's controller was started."""
+"""HAProxy gets from a gateway what has changed since Serve's controller was started."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from deployments.contract import haproxy_settings
 from deployments.control.ingress.haproxy_options import HAProxyOptions, options_now
 from deployments.control.ingress.haproxy_wrapper import correct_file, corrected
 from deployments.gateway.http import fast_path
-from deployments.process import haproxy_settings
 from deployments.settings.gateway import GatewaySettings
 from tests.deployments.control.ingress.test_haproxy_wrapper import CONFIG
 
@@ -28,7 +29,7 @@ CHANGED: dict[str, Any] = {
     "compression": True,
     "haproxy_threads": 3,
 }  # fmt: skip
-HEARD = HAProxyOptions(
+TAKEN = HAProxyOptions(
     headers_s=4, body_s=7, max_body_bytes=4096, max_requests=9, source_connections=5,
     trusted_proxies=("10.0.0.0/8", "fd00::/8"), compression=True, threads=3,
 )  # fmt: skip
@@ -71,25 +72,43 @@ def config_of(*ports: int) -> str:
 
 def now(tmp_path: Path, *ports: int, **environ: str) -> HAProxyOptions:
     variables = {f"HEADRACE_HAPROXY_{name}": value for name, value in environ.items()}
-    return options_now(variables, config_of(*ports), str(tmp_path / "told"))
+    return options_now(variables, config_of(*ports), str(tmp_path / "kept"))
 
 
 def test_a_gateway_is_believed_before_the_environment(tmp_path: Path) -> None:
     with gateway(said(**CHANGED)) as port:
         found = now(tmp_path, port, BODY_S="90", TRUSTED_PROXIES="192.168.0.0/16", HOST="::")
-    assert found == HEARD._replace(host="::")
+    assert found == TAKEN._replace(host="::")
     with gateway(said()) as port:  # and so is one that has none
         assert now(tmp_path, port, TRUSTED_PROXIES="192.168.0.0/16", BODY_S="90") == (
-            HAProxyOptions()
+            HAProxyOptions(threads=1)
         )
 
 
-def test_what_was_told_last_stays_while_no_gateway_answers(tmp_path: Path) -> None:
+def test_the_last_answer_stays_while_no_gateway_answers_and_that_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert now(tmp_path, BODY_S="90").body_s == 90  # there was none yet
     with gateway(said(**CHANGED)) as port:
         now(tmp_path, port)
-    assert now(tmp_path, port, BODY_S="90") == HEARD
-    assert now(tmp_path, BODY_S="90") == HEARD
+    assert capsys.readouterr().err == ""
+    assert now(tmp_path, port, BODY_S="90") == TAKEN
+    assert "none of 1 gateways has answered what its bounds are" in capsys.readouterr().err
+
+
+def test_an_answer_does_not_outlive_the_run_that_it_was_given_in(tmp_path: Path) -> None:
+    with gateway(said(**CHANGED)) as port:
+        now(tmp_path, port)
+    assert now(tmp_path, BODY_S="90") == HAProxyOptions(body_s=90)  # Serve's first configuration
+    assert now(tmp_path, port, BODY_S="90") == HAProxyOptions(body_s=90)
+
+
+def test_a_damaged_file_of_the_last_answer_is_ignored(tmp_path: Path) -> None:
+    with gateway(b"") as gone:
+        pass
+    for damaged in (said(**CHANGED)[:-1], b"HEADRACE_HAPROXY_BODY_S=soon\nend\n"):
+        (tmp_path / "kept").write_bytes(damaged)
+        assert now(tmp_path, gone, BODY_S="90") == HAProxyOptions(body_s=90)
 
 
 def test_the_next_is_asked_where_one_is_away_or_none_of_ours(tmp_path: Path) -> None:
@@ -100,19 +119,18 @@ def test_the_next_is_asked_where_one_is_away_or_none_of_ours(tmp_path: Path) -> 
         gateway(b"") as other,
         gateway(said(**CHANGED)) as ours,
     ):
-        assert now(tmp_path, gone, older, other, ours) == HEARD
+        assert now(tmp_path, gone, older, other, ours) == TAKEN
 
 
 def test_replicas_of_other_applications_are_not_asked(tmp_path: Path) -> None:
     with gateway(said(**CHANGED)) as port:
         config = config_of(port).replace("backend http-gateway", "backend http-other")
-        assert options_now({}, config, str(tmp_path / "told")) == HAProxyOptions()
+        assert options_now({}, config, str(tmp_path / "kept")) == HAProxyOptions()
 
 
-def test_one_that_hangs_holds_haproxy_up_for_a_second_at_most(
+def test_gateways_that_hang_are_asked_again_for_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import socket
 
     asked: list[float] = []
 
@@ -125,23 +143,59 @@ def test_one_that_hangs_holds_haproxy_up_for_a_second_at_most(
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr(socket, "create_connection", silent)
     assert now(tmp_path, *range(1, 9)) == HAProxyOptions()
-    assert sum(asked) == pytest.approx(1.0)
+    assert (sum(asked), max(asked)) == (pytest.approx(10.0), 1.0)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [b"HEADRACE_HAPROXY_BODY_S=soon", b"HEADRACE_HAPROXY_TRUSTED_PROXIES=10.0.0.0/8 } or { true",
-     b"nothing", b"\xff"],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_not_heard(tmp_path: Path, line: bytes) -> None:
-    with gateway(line + b"\n") as port:
+def test_a_gateway_that_is_slow_at_first_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = socket.create_connection, []
+
+    def slow(at: tuple[str, int], limit_s: float) -> socket.socket:
+        tries.append(at)
+        if len(tries) < 5:
+            raise TimeoutError
+        return real(at, limit_s)
+
+    monkeypatch.setattr(socket, "create_connection", slow)
+    with gateway(said(**CHANGED)) as port:
+        assert now(tmp_path, port, TRUSTED_PROXIES="0.0.0.0/0") == TAKEN
+
+
+INVALID = [
+    b"HEADRACE_HAPROXY_BODY_S=soon\nend\n",
+    b"HEADRACE_HAPROXY_TRUSTED_PROXIES=10.0.0.0/8 } or { true\nend\n",
+    b"nothing\nend\n",
+    b"\xff\nend\n",
+    b"",
+    *(said(**CHANGED)[:-cut] for cut in (1, 4, 5, 40)),
+]
+
+
+@pytest.mark.parametrize("body", INVALID)
+def test_an_invalid_or_cut_answer_is_ignored(tmp_path: Path, body: bytes) -> None:
+    with gateway(body) as port:
         assert now(tmp_path, port, BODY_S="90") == HAProxyOptions(body_s=90)
 
 
-def test_addresses_and_programs_are_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", INVALID)
+def test_an_invalid_answer_does_not_replace_the_last_good_one(tmp_path: Path, body: bytes) -> None:
+    with gateway(said(**CHANGED)) as port:
+        now(tmp_path, port)
+    with gateway(body) as port:
+        assert now(tmp_path, port, BODY_S="90") == TAKEN
+    assert now(tmp_path, port, BODY_S="90") == TAKEN  # where none answers
+
+
+def test_the_next_gateway_is_asked_after_an_invalid_answer(tmp_path: Path) -> None:
+    with gateway(INVALID[0]) as wrong, gateway(said(**CHANGED)) as right:
+        assert now(tmp_path, wrong, right) == TAKEN
+
+
+def test_addresses_and_programs_in_an_answer_are_ignored(tmp_path: Path) -> None:
     line = b"HEADRACE_HAPROXY_HOST=10.0.0.1\nHEADRACE_HAPROXY_PROGRAM=/tmp/it\n"
-    with gateway(line) as port:
-        assert now(tmp_path, port, HOST="::") == HAProxyOptions(host="::")
+    with gateway(line + said(**CHANGED)) as port:
+        assert now(tmp_path, port, HOST="::") == TAKEN._replace(host="::")
 
 
 def test_haproxys_file_has_what_the_gateway_said(tmp_path: Path) -> None:
@@ -149,11 +203,11 @@ def test_haproxys_file_has_what_the_gateway_said(tmp_path: Path) -> None:
     with gateway(said(**CHANGED)) as port:
         path.write_text(config_of(port))
         correct_file(str(path), {})
-    assert path.read_text() == corrected(config_of(port), HEARD)
-    assert f"maxconn {HEARD.places} " in path.read_text()
+    assert path.read_text() == corrected(config_of(port), TAKEN)
+    assert f"maxconn {TAKEN.places} " in path.read_text()
 
 
-def test_a_gateways_server_tells_it_at_that_path_and_a_process_without_one_does_not(
+def test_a_gateways_server_answers_at_that_path_and_a_process_without_one_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fast_path, "_gateway", None)  # of this process
