@@ -91,7 +91,7 @@ def test_the_image_serves_a_user_that_it_does_not_know(user: str) -> None:
     done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
     home, version = done.stdout.splitlines()[:2]
     assert home == "/tmp"
-    assert version.startswith("headrace ")
+    assert version.startswith("headrace, version")
 
 
 def test_no_process_compiles_what_the_image_has_compiled(release: Release) -> None:
