@@ -23,7 +23,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/log/*.log /var/log/apt /var/cache/ldconfig \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp \
         --shell /usr/sbin/nologin headrace \
-    && install --directory --owner 10001 --group 10001 /var/cache/headrace \
+    && install --directory --owner 10001 --group 0 --mode 0775 /var/cache/headrace \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
 
 # What builds it, and makes C of the scheduling core (docs/decisions/0036; what
@@ -64,14 +64,15 @@ RUN HEADRACE_COMPILE=1 PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages 
         python3 -m pip install --root /image --no-compile --no-deps --no-build-isolation . \
     && { ${COMPILE} || true; }
 
-# All that both have. USER: Ray asks for the user's name, which a pod's runAsUser may not have.
+# All that both have. USER, HOME: Ray asks for the user's, which a pod's runAsUser may
+# not have; such a user is of group 0, as OpenShift's are.
 FROM system AS runtime
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="Headrace" \
       org.opencontainers.image.description="Many models behind one length-bucketing router on Ray Serve" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
-ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=headrace
+ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=headrace HOME=/tmp
 WORKDIR /opt/headrace
 EXPOSE 8000
 # KubeRay probes Ray, and `headrace serve` answers /readyz; which of them it is, an image can't know.
@@ -86,6 +87,7 @@ USER 10001:10001
 # driver's own libraries come from the node, GKE's to /usr/local/nvidia; ONNX Runtime finds the rest by
 # LD_LIBRARY_PATH.
 FROM runtime AS cuda
+ARG SOURCE_DATE_EPOCH
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \

@@ -158,7 +158,7 @@ test-vllm: vllm
 
 # The image for processors, of this commit, twice, and compared (docs/container-image.md). As root, with
 # Debian's buildah, podman and mmdebstrap; BASE: another base, by its digest.
-images: sbom
+images: $(BIN)/python
 	$(BIN)/python -m deployments.tools.images --twice $(if $(BASE),--base $(BASE))
 
 # The chart's pods as containers of it, in namespaces of this machine.

@@ -8,6 +8,7 @@ share. Source: podman-run(1), Kubernetes' pod lifecycle, volumes, security conte
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from deployments.tools.images import REVISION, ROOT
 from tests.cluster.machines import CannotMakeMachines, Machine
 from tests.cluster.pod_mounts import UnknownVolume
 from tests.cluster.pod_nodes import INIT_S, PodNode, as_user, command_of, environment
@@ -30,11 +32,24 @@ _SHM = "/dev/shm"
 
 
 def has_image(name: str) -> None:
-    """Raises CannotMakeMachines where podman or that image is not there."""
+    """Raises CannotMakeMachines where podman or that image is not there, or is of another commit
+    since which something changed that it is made of."""
     if shutil.which("podman") is None:
         raise CannotMakeMachines("podman is not installed")
     if subprocess.run(["podman", "image", "exists", name], check=False).returncode:
         raise CannotMakeMachines(f"there is no image {name}: `make images` builds it")
+    shown = subprocess.run(["podman", "image", "inspect", name], check=True, capture_output=True)
+    revision = (json.loads(shown.stdout)[0].get("Labels") or {}).get(REVISION)
+    sent = [each[1:] for each in (ROOT / ".dockerignore").read_text().split() if each[0] == "!"]
+    words = ["git", "-C", str(ROOT), "diff", "--quiet", str(revision), "HEAD", "--", "Dockerfile"]
+    if revision is None or subprocess.run([*words, *sent], check=False).returncode:
+        raise CannotMakeMachines(f"image {name} is of commit {revision}: `make images` builds it")
+
+
+def ulimits() -> list[str]:
+    """Options of podman: nobody may have more files than this machine allows."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return [f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={_PROCESSES}:{_PROCESSES}"]
 
 
 class ContainerNode(PodNode):
@@ -71,8 +86,7 @@ class ContainerNode(PodNode):
             f"--name={name}", f"--network=ns:/proc/{pid}/ns/net", f"--pid=ns:/proc/{pid}/ns/pid",
             f"--hostname={self.name}", "--no-healthcheck", "--image-volume=ignore",
         ]  # fmt: skip
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # nobody may have more than this
-        words += [f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={_PROCESSES}:{_PROCESSES}"]
+        words += ulimits()
         words += [f"--add-host={host}:{ip}" for host, ip in self._hosts.items()]
         empty = self._files / "resolv.conf"  # nobody answers for names but /etc/hosts
         empty.touch()
@@ -98,7 +112,13 @@ class ContainerNode(PodNode):
         if memory := limits.get("memory"):
             words += [f"--memory={int(quantity(memory))}b"]
         if cpu := limits.get("cpu"):
-            words.append(f"--cpu-shares={int(quantity(cpu) * 1024)}")
+            words.append(f"--cpus={float(quantity(cpu))}")
+        # Kubernetes confines a container only where its pod says so.
+        profile = security.get("seccompProfile", {}).get("type", "Unconfined")
+        if profile == "Unconfined":
+            words.append("--security-opt=seccomp=unconfined")
+        elif profile != "RuntimeDefault":
+            raise ValueError(f"seccomp profile {profile} is not repeated here")
         return words
 
     def _volumes_of(self, container: Object) -> list[str]:

@@ -82,8 +82,10 @@ class Release:
 @contextmanager
 def released(values: dict[str, Any]) -> Iterator[Release]:
     """The nodes run when it is there; what their containers said is shown where they do not.
-    `values`: beside `BASIS`, section by section. Skips where nothing of it can run."""
-    pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
+    `values`: beside `BASIS`, section by section. Skips where nothing of it can run; of an
+    image, fails."""
+    if not IMAGE:
+        pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
     for name, section in values_of(BASIS).items():
         values[name] = section | values.get(name, {})
     if IMAGE:
@@ -108,4 +110,5 @@ def released(values: dict[str, Any]) -> Iterator[Release]:
                 finally:
                     print(nodes.logs())
         except CannotMakeMachines as reason:
-            pytest.skip(f"THE CHART IS NOT RUN: {reason}")
+            stop = pytest.fail if IMAGE else pytest.skip  # who names an image wants it tried
+            stop(f"THE CHART IS NOT RUN: {reason}")

@@ -6,11 +6,14 @@ HEADRACE_TEST_IMAGE names the image (`make test-image`).
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.cluster.container_nodes import ulimits
+from tests.cluster.pod_nodes import PodNode
 from tests.cluster.releases import IDS, IMAGE, KEY, Release, bearer, released
 from tests.cluster.steady_load import SteadyLoad, infer
 from tests.kube.chart import values_of
@@ -33,8 +36,10 @@ gateway: {replicas: 2}
 workerGroups: [{name: cpu, minReplicas: 2, cpu: 1, memory: 3Gi, objectStore: 128Mi}]
 """
 GATEWAY, MODEL = "gateway/gateway", "model-slow/model"
-_LIMITS = "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max"
+_MEMORY = "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max"
+_QUOTA = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu.max"  # of each 100 ms, in µs
 _SETTLE_S = 3.0
+_ANSWER_S = 30.0  # docs/reliability.md: for how long a request waits for a replica
 # Compiled files of Python that name the time of their source (PEP 552).
 _COUNTS = """
 import pathlib
@@ -62,8 +67,10 @@ def test_each_of_both_pods_of_a_kind_has_one_replica_and_its_ingress_answers(rel
 
 def test_the_kernel_holds_each_container_to_what_its_pod_says(release: Release) -> None:
     for pod in release.nodes.pods:
-        limit = pod.run("sh", "-c", f"cat {' '.join(_LIMITS)} 2> /dev/null || true").stdout
-        assert int(limit) == quantity(pod.container["resources"]["limits"]["memory"])
+        memory, quota = (int(_read(pod, paths)) for paths in (_MEMORY, _QUOTA))
+        limits = pod.container["resources"]["limits"]
+        assert memory == quantity(limits["memory"])
+        assert quota == quantity(limits["cpu"]) * 100_000
         pid = pod.machine.run("pgrep", "--full", "--oldest", "raylet/raylet").stdout.strip()
         status = pod.machine.run("cat", f"/proc/{pid}/status").stdout
         said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -73,6 +80,20 @@ def test_the_kernel_holds_each_container_to_what_its_pod_says(release: Release) 
         assert " / overlay ro," in pod.run("cat", "/proc/self/mounts").stdout
 
 
+@pytest.mark.parametrize("user", ["10001:10001", "1000730000:0"])
+def test_the_image_serves_a_user_that_it_does_not_know(user: str) -> None:
+    """As OpenShift gives each project users of its own, all of group 0."""
+    words = [
+        "podman", "--runtime=runc", "--cgroup-manager=cgroupfs", "run", "--rm", "--pull=never",
+        "--network=none", *ulimits(), "--cap-drop=all", f"--user={user}", IMAGE, "sh", "-c",
+        'touch ~/a /var/cache/headrace/a && echo "$HOME" && headrace --version',
+    ]  # fmt: skip
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+    home, version = done.stdout.splitlines()[:2]
+    assert home == "/tmp"
+    assert version.startswith("headrace, version")
+
+
 def test_no_process_compiles_what_the_image_has_compiled(release: Release) -> None:
     """By hashes: an image's files have other times than when they were compiled."""
     with_times = release.nodes.head.run("python", "-c", _COUNTS).stdout.split()
@@ -80,8 +101,9 @@ def test_no_process_compiles_what_the_image_has_compiled(release: Release) -> No
 
 
 @pytest.mark.parametrize(("group", "name"), [("cpu", MODEL), ("gateways", GATEWAY)])
-def test_a_killed_container_costs_callers_of_other_pods_nothing(release, group, name) -> None:
-    """All its processes at once, as for want of memory; the operator makes another pod."""
+def test_a_killed_container_fails_no_caller_of_other_pods(release, group, name) -> None:
+    """All its processes at once, as for want of memory; the operator makes another pod. What was
+    under way on it waits for another replica."""
     nodes, (hit, _) = release.nodes, release.nodes.of_group(group)
     urls = [f"{each.url}:{each.ports['serve']}" for each in nodes.endpoints() if each is not hit]
     load = SteadyLoad(urls, "slow", callers=6, headers=bearer(KEY))
@@ -102,6 +124,12 @@ def test_a_killed_container_costs_callers_of_other_pods_nothing(release, group, 
           f"{took_s[-1]:.1f} s")  # fmt: skip
     assert load.reasons() == {}
     assert load.answered > 100
+    assert took_s[-1] < _ANSWER_S
+
+
+def _read(pod: PodNode, paths: Sequence[str]) -> str:
+    """The first word of whichever file is there."""
+    return pod.run("sh", "-c", f"cat {' '.join(paths)} 2> /dev/null || true").stdout.split()[0]
 
 
 def _spread(release: Release, name: str, group: str) -> bool:
