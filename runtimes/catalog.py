@@ -29,7 +29,14 @@ from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
 from runtimes.maxsim import MaxSim
-from runtimes.source import Source, SourceKind, all_files, check_weights, inspect_without_digest
+from runtimes.source import (
+    Source,
+    SourceKind,
+    all_files,
+    check_weights,
+    inspect_without_digest,
+    streamed_weights,
+)
 from runtimes.staging import digest_of
 from runtimes.types import PairPrompt, Runtime, RuntimeSettings, StreamRuntime, TokenVectors
 from runtimes.vllm import inspection
@@ -304,10 +311,8 @@ def check_files(path: Path, asked: FileRequirements) -> None:
     runs = entry_of(asked.runtime, asked.task).kinds
     if not runs and asked.task != GENERATE:
         return
-    if asked.task == GENERATE and asked.runtime == "synthetic":
-        return
     if asked.task == GENERATE:
-        if asked.options.get("trust_files"):
+        if asked.runtime == "synthetic" or asked.options.get("trust_files"):
             return
         if not (path / "config.json").is_file():
             raise LoadError(
@@ -315,8 +320,7 @@ def check_files(path: Path, asked: FileRequirements) -> None:
                 "as save_pretrained writes it, or hf:ORG/NAME@COMMIT"
             )
         inspection.check([str(path)])
-        for file in sorted(path.glob("*.safetensors")):
-            check_weights(file)
+        check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)
     if source.kind not in runs:
@@ -335,6 +339,14 @@ def check_files(path: Path, asked: FileRequirements) -> None:
         wrong = archive_text.unsafe_in(source.path)
         if wrong is not None:
             raise RefusedArtifact(f"{source.path}: its graph could run code, it contains {wrong}")
+
+
+def check_streamed_weights(runtime: str, path: Path, options: Mapping[str, Any]) -> None:
+    """Of a folder of task `generate`: raises `LoadError` for weights that are cut off."""
+    if runtime == "synthetic" or options.get("trust_files"):
+        return
+    for file in streamed_weights(path):
+        check_weights(file)
 
 
 def _check_folder(source: Source, asked: FileRequirements) -> None:

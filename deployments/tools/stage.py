@@ -81,8 +81,11 @@ def _fetched(name: str, model: ModelSettings, shown: Note, convert: bool) -> str
     said = "fetched" if worked else "already there"
     path = resolve(local.source)
     if path.is_dir():
+        if model.task == catalog.GENERATE:
+            catalog.check_streamed_weights(model.runtime, path, model.options)
+            return said
         catalog.files(model.runtime, path, model.task)  # raises for weights that are cut off
-        if not convert and model.task != catalog.GENERATE:
+        if not convert:
             settings = describe.runtime_settings(name, local, cache_dir(), shown)
             if awaits_export(settings):
                 said += ", not exported to ONNX yet: --convert does it, else the first start"

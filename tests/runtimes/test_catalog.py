@@ -224,6 +224,30 @@ def test_weights_that_are_cut_off_are_refused(tmp_path, task):
         check_files(path, given)
 
 
+def test_of_a_language_model_only_what_the_engine_reads_is_checked(tmp_path):
+    path = folder(tmp_path / "m")
+    given = asked("vllm", task="generate")
+    (path / "consolidated.safetensors").write_bytes(b"cut")
+    with pytest.raises(LoadError, match="consolidated"):
+        check_files(path, given)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    check_files(path, given)
+    (path / "consolidated.safetensors").unlink()
+    index.unlink()
+    (path / "more.safetensors").symlink_to("nowhere")
+    with pytest.raises(LoadError, match="cannot be read: No such file"):
+        check_files(path, given)
+
+
+@pytest.mark.parametrize("header", [0, 1])
+def test_a_header_too_short_for_json_is_refused_unread(tmp_path, header):
+    path = folder(tmp_path / "m")
+    (path / "model.safetensors").write_bytes(header.to_bytes(8, "little") + b"{}" * 50)
+    with pytest.raises(LoadError, match="is no safetensors file"):
+        check_files(path, asked())
+
+
 @pytest.mark.parametrize(
     ("runtime", "other"), [("openvino", "torch"), ("onnxruntime", "torch"), ("tensorrt", "torch")]
 )

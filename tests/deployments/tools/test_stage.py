@@ -162,6 +162,26 @@ def test_a_folder_whose_weights_are_cut_off_is_not_staged(folder: Path, runtime:
     assert "fetch or copy the file again" in answer.stderr
 
 
+def test_what_a_generating_model_starts_with_is_staged(folder: Path) -> None:
+    (folder / "words").mkdir()
+    (folder / "words" / "tokenizer.json").write_text("{}")
+    (folder / "model").mkdir()
+    (folder / "model" / "model.gguf").write_bytes(b"GGUF")
+    (folder / "model" / "config.json").write_text("{}")
+    vllm = {"runtime": "vllm", "source": "model", "task": "generate", "version": "1"}
+    models = {
+        "a": {"runtime": "synthetic", "source": "words", "task": "generate"},
+        "b": {**vllm, "options": {"trust_files": True}},
+        "c": vllm,
+    }
+    answer = run(folder, models)
+    assert lines(answer) == [f"{name}: already there" for name in "abc"], answer.stderr
+    (folder / "model" / "model.safetensors").write_bytes(b"cut")
+    answer = run(folder, models)
+    assert lines(answer) == ["a: already there", "b: already there"]
+    assert "model.safetensors is cut off in its header" in answer.stderr
+
+
 class Loading:
     """A backend that notes what is done with it."""
 
