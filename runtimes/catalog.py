@@ -123,14 +123,21 @@ def names(task: str = "tensors") -> tuple[str, ...]:
 def create(settings: RuntimeSettings) -> Runtime:
     """The backend, not yet loaded. Raises `LoadError` for what `check` would find, too, and
     `MissingBackend` where its package is not installed."""
-    if settings.task == RERANK:
-        if pair_prompt(settings.runtime, settings.source) is not None:
-            return cast(Runtime, _made(settings))
+    run = as_run(settings)
+    plain = cast(Runtime, _made(run))
+    if run.task != settings.task:
         tokens = token_vectors(settings.runtime, settings.source, settings.options)
-        plain = create(replace(settings, task="classify" if tokens is None else "embed"))
         return plain if tokens is None else MaxSim(plain, tokens)
-    plain = cast(Runtime, _made(settings))
     return plain if settings.row_shapes is None else EqualShapes(plain, settings)
+
+
+def as_run(settings: RuntimeSettings) -> RuntimeSettings:
+    """With the task that the backend itself runs: to rerank, it classifies pairs or embeds tokens,
+    unless a language model judges. Raises `LoadError`."""
+    if settings.task != RERANK or pair_prompt(settings.runtime, settings.source) is not None:
+        return settings
+    tokens = token_vectors(settings.runtime, settings.source, settings.options)
+    return replace(settings, task="classify" if tokens is None else "embed")
 
 
 def pair_prompt(runtime: str, path: Path | None) -> PairPrompt | None:

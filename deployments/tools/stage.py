@@ -96,7 +96,7 @@ def awaits_export(settings: RuntimeSettings) -> bool:
     """Whether the model's next start on this node exports its folder to ONNX. Raises
     `LoadError`."""
     chosen = options.parse(catalog.options_class(settings.runtime), settings.options)
-    return exporting.is_due(settings, chosen)
+    return exporting.is_due(catalog.as_run(settings), chosen)
 
 
 def _converted(name: str, model: ModelSettings, shown: Note) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from deployments.replica.artifacts.local_model import local_file
 from deployments.replica.describe import runtime_settings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
+from deployments.tools.stage import awaits_export
 from runtimes import exporting, staging
 from runtimes.errors import LoadError
 from runtimes.onnxruntime.runtime import ONNXRuntimeOptions
 from runtimes.source import inspect
+from runtimes.types import RuntimeSettings
 
 CONTENT = b"weights" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -151,6 +154,15 @@ def test_a_folder_that_awaits_its_export_is_told(folder: Path) -> None:
     parts = [source.digest, *exporting.key(source, settings, ONNXRuntimeOptions())]
     staging.staged(settings.cache_dir, [*parts, "standard False"], lambda _: None)
     assert lines(run(folder, models))[0] == "a: already there"
+
+
+def test_a_reranker_is_exported_as_what_it_runs_as(folder: Path) -> None:
+    source = inspect(encoder(folder, "roberta"))
+    settings = RuntimeSettings("a", "onnxruntime", source.path, cache_dir(), task="rerank")
+    assert awaits_export(settings)
+    key = exporting.key(source, replace(settings, task="classify"), ONNXRuntimeOptions())
+    staging.staged(cache_dir(), [source.digest, *key, "standard False"], lambda _: None)
+    assert not awaits_export(settings)
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
