@@ -369,13 +369,14 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
     if task == RERANK and not judged:
         task = "embed" if declared and declared.tokens else "classify"
     folder.check(source.path, task if task == "embed" else asked.task, asked.image_sizes)
-    pooled = [name for name in ("pooling", "normalize") if name in asked.options]
+    pooled = [name for name in ("pooling", "normalize") if asked.options.get(name)]
     if pooled and (judged or task == "classify"):
         raise LoadError(
             f"option {pooled[0]} is for embeddings, and task {asked.task} reads the model's "
             "scores; leave the option out"
         )
-    _check_width(source.path)
+    if declared and task in ("embed", "tensors"):
+        _check_dense(source.path, declared)
     longest, taken = asked.max_length, source.longest
     if longest is not None and taken is not None and longest > taken:
         raise LoadError(
@@ -387,18 +388,18 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
         bert.read_config(source.path)
 
 
-def _check_width(path: Path) -> None:
-    """Raises `LoadError` for a Pooling module of vectors that the encoder does not make."""
+def _check_dense(path: Path, pooling: folder.Pooling) -> None:
+    """Raises `LoadError` for a Dense module that reads vectors of another width than those are that
+    the encoder's pooling, or the Dense module before it, makes."""
     config = folder.configuration(path)
-    width = next(
-        (config[name] for name in ("hidden_size", "dim", "n_embd") if name in config), None
-    )
-    for file in folder.module_files(path):
-        said = folder.read(file) if file.suffix == ".json" else None
-        wanted = said.get("word_embedding_dimension") if isinstance(said, dict) else None
-        if None not in (wanted, width) and wanted != width:
+    names = ("dim", "hidden_size") if config.get("model_type") == "distilbert" else ("hidden_size",)
+    hidden = next((config[name] for name in names if name in config), None)
+    width = hidden * max(1, len(pooling.modes)) if type(hidden) is int else None
+    for dense in pooling.dense:
+        if width is not None and dense.inputs != width:
             raise LoadError(
-                f"{file}: word_embedding_dimension is {wanted}, and the encoder's vectors have "
-                f"{width} numbers (config.json); the two files must be of one model, so fetch the "
-                "folder again"
+                f"{dense.folder / 'config.json'}: in_features is {dense.inputs}, and the vectors "
+                f"that it gets have {width} numbers; the folder's files must be of one model, so "
+                "fetch it again"
             )
+        width = dense.outputs
