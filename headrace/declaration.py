@@ -155,7 +155,7 @@ def _can_take(cls: type[Any], method: str, count: int) -> bool:
     else:
         return True  # missing, or callable in a way that only a call shows
     try:
-        inspect.signature(found).bind(*[None] * count)
+        inspect.signature(found, follow_wrapped=False).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:

@@ -214,36 +214,39 @@ def _class_complaint(tree: ast.Module, file: Path, name: str) -> str | None:
                         TensorType.parsed(of.value, f"{name}.{target}: {key.value!s}")
                     except DeclarationError as error:
                         return f"{file}:{of.lineno}: {error}"
-    changed = {
-        each.value.id
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Attribute)
-        and isinstance(each.ctx, ast.Store)
-        and isinstance(each.value, ast.Name)
-    }
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    methods = {each.name: each for each in chosen.body if isinstance(each, functions)}
-    plain = not (chosen.keywords or chosen.decorator_list or name in changed)
-    for method in methods.values() if plain else ():
-        if not _can_take(method):
-            return f"{file}:{method.lineno}: {name}.{wrong_arguments(method.name)}"
     simple = functions | ast.Assign | ast.AnnAssign | ast.Expr | ast.Pass
     if (
         chosen.bases
         or chosen.keywords
-        or name in changed
+        or chosen.decorator_list
+        or any(_may_change(node, name) for node in ast.walk(tree))
         or not all(isinstance(each, simple) for each in chosen.body)
     ):
         return None  # what it has besides is seen when it is loaded
-    bound = {*methods, *(target for target, _ in _assignments(chosen))}
+    assigned = {target for target, _ in _assignments(chosen)}
+    methods = {each.name: each for each in chosen.body if isinstance(each, functions)}
+    for method in methods.values():
+        if method.name not in assigned and not _can_take(method):
+            return f"{file}:{method.lineno}: {name}.{wrong_arguments(method.name)}"
+    bound = {*methods, *assigned}
     for needed in (*METHODS, "inputs", "outputs"):
-        if needed not in bound and not chosen.decorator_list:
+        if needed not in bound:
             how = "method" if needed in METHODS else "class attribute"
             return (
                 f"{file}:{chosen.lineno}: {name} lacks the {how} {needed}; a class has inputs, "
                 "outputs, load(self, settings) and predict(self, batch)"
             )
     return None
+
+
+def _may_change(node: ast.AST, name: str) -> bool:
+    """Whether the node may change the class of this name after its body, or bind the name anew."""
+    if isinstance(node, ast.Call):
+        return any(isinstance(each, ast.Name) and each.id == name for each in node.args)
+    target = node.value if isinstance(node, ast.Attribute) else node
+    stores = isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store)
+    return stores and isinstance(target, ast.Name) and target.id == name
 
 
 def _can_take(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -29,7 +29,14 @@ from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
 from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
 from runtimes.maxsim import MaxSim
-from runtimes.source import Source, SourceKind, all_files, check_weights, inspect_without_digest
+from runtimes.source import (
+    Source,
+    SourceKind,
+    all_files,
+    check_weights,
+    inspect_without_digest,
+    streamed_weights,
+)
 from runtimes.staging import digest_of
 from runtimes.types import PairPrompt, Runtime, RuntimeSettings, StreamRuntime, TokenVectors
 from runtimes.vllm import inspection
@@ -116,14 +123,21 @@ def names(task: str = "tensors") -> tuple[str, ...]:
 def create(settings: RuntimeSettings) -> Runtime:
     """The backend, not yet loaded. Raises `LoadError` for what `check` would find, too, and
     `MissingBackend` where its package is not installed."""
-    if settings.task == RERANK:
-        if pair_prompt(settings.runtime, settings.source) is not None:
-            return cast(Runtime, _made(settings))
+    run = as_run(settings)
+    plain = cast(Runtime, _made(run))
+    if run.task != settings.task:
         tokens = token_vectors(settings.runtime, settings.source, settings.options)
-        plain = create(replace(settings, task="classify" if tokens is None else "embed"))
         return plain if tokens is None else MaxSim(plain, tokens)
-    plain = cast(Runtime, _made(settings))
     return plain if settings.row_shapes is None else EqualShapes(plain, settings)
+
+
+def as_run(settings: RuntimeSettings) -> RuntimeSettings:
+    """With the task that the backend itself runs: to rerank, it classifies pairs or embeds tokens,
+    unless a language model judges. Raises `LoadError`."""
+    if settings.task != RERANK or pair_prompt(settings.runtime, settings.source) is not None:
+        return settings
+    tokens = token_vectors(settings.runtime, settings.source, settings.options)
+    return replace(settings, task="classify" if tokens is None else "embed")
 
 
 def pair_prompt(runtime: str, path: Path | None) -> PairPrompt | None:
@@ -304,10 +318,8 @@ def check_files(path: Path, asked: FileRequirements) -> None:
     runs = entry_of(asked.runtime, asked.task).kinds
     if not runs and asked.task != GENERATE:
         return
-    if asked.task == GENERATE and asked.runtime == "synthetic":
-        return
     if asked.task == GENERATE:
-        if asked.options.get("trust_files"):
+        if asked.runtime == "synthetic" or asked.options.get("trust_files"):
             return
         if not (path / "config.json").is_file():
             raise LoadError(
@@ -315,8 +327,7 @@ def check_files(path: Path, asked: FileRequirements) -> None:
                 "as save_pretrained writes it, or hf:ORG/NAME@COMMIT"
             )
         inspection.check([str(path)])
-        for file in sorted(path.glob("*.safetensors")):
-            check_weights(file)
+        check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)
     if source.kind not in runs:
@@ -337,6 +348,14 @@ def check_files(path: Path, asked: FileRequirements) -> None:
             raise RefusedArtifact(f"{source.path}: its graph could run code, it contains {wrong}")
 
 
+def check_streamed_weights(runtime: str, path: Path, options: Mapping[str, Any]) -> None:
+    """Of a folder of task `generate`: raises `LoadError` for weights that are cut off."""
+    if runtime == "synthetic" or options.get("trust_files"):
+        return
+    for file in streamed_weights(path):
+        check_weights(file)
+
+
 def _check_folder(source: Source, asked: FileRequirements) -> None:
     chosen = option_parser.parse(options_class(asked.runtime), asked.options)
     declared = folder.pooling_of(source.path, chosen.pooling, chosen.normalize)
@@ -350,13 +369,14 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
     if task == RERANK and not judged:
         task = "embed" if declared and declared.tokens else "classify"
     folder.check(source.path, task if task == "embed" else asked.task, asked.image_sizes)
-    pooled = [name for name in ("pooling", "normalize") if name in asked.options]
+    pooled = [name for name in ("pooling", "normalize") if asked.options.get(name)]
     if pooled and (judged or task == "classify"):
         raise LoadError(
             f"option {pooled[0]} is for embeddings, and task {asked.task} reads the model's "
             "scores; leave the option out"
         )
-    _check_width(source.path)
+    if declared and task in ("embed", "tensors"):
+        _check_dense(source.path, declared)
     longest, taken = asked.max_length, source.longest
     if longest is not None and taken is not None and longest > taken:
         raise LoadError(
@@ -368,18 +388,18 @@ def _check_folder(source: Source, asked: FileRequirements) -> None:
         bert.read_config(source.path)
 
 
-def _check_width(path: Path) -> None:
-    """Raises `LoadError` for a Pooling module of vectors that the encoder does not make."""
+def _check_dense(path: Path, pooling: folder.Pooling) -> None:
+    """Raises `LoadError` for a Dense module that reads vectors of another width than those are that
+    the encoder's pooling, or the Dense module before it, makes."""
     config = folder.configuration(path)
-    width = next(
-        (config[name] for name in ("hidden_size", "dim", "n_embd") if name in config), None
-    )
-    for file in folder.module_files(path):
-        said = folder.read(file) if file.suffix == ".json" else None
-        wanted = said.get("word_embedding_dimension") if isinstance(said, dict) else None
-        if None not in (wanted, width) and wanted != width:
+    names = ("dim", "hidden_size") if config.get("model_type") == "distilbert" else ("hidden_size",)
+    hidden = next((config[name] for name in names if name in config), None)
+    width = hidden * max(1, len(pooling.modes)) if type(hidden) is int else None
+    for dense in pooling.dense:
+        if width is not None and dense.inputs != width:
             raise LoadError(
-                f"{file}: word_embedding_dimension is {wanted}, and the encoder's vectors have "
-                f"{width} numbers (config.json); the two files must be of one model, so fetch the "
-                "folder again"
+                f"{dense.folder / 'config.json'}: in_features is {dense.inputs}, and the vectors "
+                f"that it gets have {width} numbers; the folder's files must be of one model, so "
+                "fetch it again"
             )
+        width = dense.outputs

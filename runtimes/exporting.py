@@ -72,8 +72,8 @@ def exported(
 
 
 def is_due(settings: RuntimeSettings, options: object) -> bool:
-    """Whether the model's next start on this node exports its folder. `options`: the backend's,
-    parsed. Raises `LoadError`."""
+    """Whether the model's next start on this node exports its folder. `settings`: as the backend
+    gets them (`catalog.as_run`); `options`: the backend's, parsed. Raises `LoadError`."""
     if not isinstance(options, GraphOptions) or settings.source is None:
         return False
     source = inspect(settings.source, settings.cache_dir)

@@ -28,6 +28,7 @@ from runtimes.staging import digest_of
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"
 MAX_FILES = 10_000  # in a folder of no known kind
+_INDEX = "model.safetensors.index.json"  # of shards
 _MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, as its library has it
 _TORCH = "of a torch model torch.export.save writes an archive, torch.onnx.export a graph"
 _TREES = "of XGBoost and LightGBM models onnxmltools writes a graph"
@@ -195,7 +196,7 @@ def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
             f"{path} holds pickled weights only ({', '.join(pickled)}), which run code when "
             "opened; convert them to safetensors where you trust them (save_pretrained does)"
         )
-    optional = ("modules.json", "tokenizer.json", "model.safetensors.index.json")
+    optional = ("modules.json", "tokenizer.json", _INDEX)
     others = [file for file in (path / name for name in optional) if file.is_file()]
     others += module_files(path)
     for file in (*weights, *(each for each in others if each.suffix == ".safetensors")):
@@ -204,30 +205,41 @@ def _folder(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:
 
 
 def _shards(path: Path) -> Iterator[Path]:
-    index = path / "model.safetensors.index.json"
+    index = path / _INDEX
     if not index.is_file():
         single = path / "model.safetensors"
         yield from (single,) if single.is_file() else sorted(path.glob("*.safetensors"))
         return
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{index} cannot be read: {error}") from error
     yield from (_beside(index, name) for name in sorted(set(places)))
+
+
+def streamed_weights(path: Path) -> list[Path]:
+    """The safetensors files that vLLM reads: the index's, or all. Raises `LoadError`."""
+    indexed = (path / _INDEX).is_file()
+    return list(_shards(path)) if indexed else sorted(path.glob("*.safetensors"))
 
 
 def check_weights(file: Path) -> None:
     """Raises `LoadError` for a safetensors file that is not as long as its header says, and
     `RefusedArtifact` for what is none. Reads the header only."""
-    size, again = file.stat().st_size, "fetch or copy the file again"
-    with file.open("rb") as stream:
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise LoadError(f"{file} cannot be read: {error.strerror}") from None
+    again = "fetch or copy the file again"
+    with stream:
+        size = os.fstat(stream.fileno()).st_size
         start = stream.read(9)
         header = int.from_bytes(start[:8], "little")
         if start.startswith(b"version "):
             raise RefusedArtifact(
                 f"{file} is a pointer of Git LFS; `git lfs pull` fetches the file"
             )
-        if len(start) == 9 and (start[8:] != b"{" or header > _MAX_HEADER_BYTES):
+        if len(start) == 9 and (start[8:] != b"{" or not 2 <= header <= _MAX_HEADER_BYTES):
             raise RefusedArtifact(f"{file} is no safetensors file, whatever its name says")
         if size < 8 + header or len(start) < 9:
             raise LoadError(f"{file} is cut off in its header, after {size} bytes; {again}")

@@ -358,11 +358,11 @@ def revoke(name: str, file: Path | None, release: str | None, where: Where) -> N
     required=True,
     help="The RayService on Kubernetes (with kubectl).",
 )
-@reaches()
+@reaches(address="keys revoked at a gateway are not seen there; --url and --port show them")
 def carry(file: Path | None, release: str, where: Where) -> None:
     """Revoke for a RayService what is revoked at a server: its next cluster would not know.
 
-    FILE: tenants, for hashes that gateways of earlier versions do not tell.
+    FILE: the tenants in force there, for hashes that gateways of earlier versions do not tell.
     """
     call("deployments.tools.keys", "carry", file, where, release)
 

@@ -121,9 +121,14 @@ def revoke(name: str, file: Path | None, where: Where, release: str | None) -> i
     service = RayService.called(release) if release is not None else None
     at_server = where != Where() or (file is None and service is None)
     if service is None:
-        if at_server:
-            _at_server(name, where, file)
-    elif not _in_both(name, file, where if at_server else None, service):
+        told = _at_server(name, where, file) if at_server else {}
+        other = _other_key(name, file, told)
+        if other is not None:
+            click.echo(other, err=True)
+        done = other is None
+    else:
+        done = _in_both(name, file, where if at_server else None, service)
+    if not done:
         if file is not None:
             click.echo(f"{file}: is left as it is", err=True)
         return 1
@@ -135,39 +140,56 @@ def revoke(name: str, file: Path | None, where: Where, release: str | None) -> i
 
 
 def _in_both(name: str, file: Path | None, where: Where | None, service: RayService) -> bool:
-    """Whether the key was revoked at the server (unless None) and for the RayService: first for
-    that, if the key's hash is known without the server. Raises CannotRevoke before anything is
-    done, if it cannot be known at all."""
+    """Whether the key was revoked at the server (unless None) and for the RayService. A hash goes
+    there first; of an id the server is asked first, since the file may list a newer key of that id.
+    Raises CannotRevoke before anything is done, if the hash cannot be known at all."""
     faults: list[str] = []
     known, note = _known_hash(name, file)
     if known is None and where is None:
         raise CannotRevoke(f"{name!r} is no hash; must be one, or --url or FILE say which")
-    if known is not None:
+    if known is not None and (where is None or known == name):
         _tried(faults, lambda: service.revoke({known: note}))
-    told: Mapping[str, Any] | None = None
     if where is not None:
-        told = _tried(faults, lambda: _at_server(name, where, file, asks_release=False))
-    if known is None:
-        answer = told or {}
-        if "hash" in answer:
+        answer = _tried(faults, lambda: _at_server(name, where, file, asks_release=False)) or {}
+        old = bool(answer) and "hash" not in answer
+        why = "is of an earlier version and tells no hash" if old else "did not tell its hash"
+        if known == name:
+            pass
+        elif "hash" in answer:
             said = f"{answer['revoked']} {answer['owner']}"
             _tried(faults, lambda: service.revoke({answer["hash"]: said}))
-        else:
-            why = (
-                "is of an earlier version and tells no hash" if answer else "did not tell its hash"
+            faults += filter(None, [_other_key(name, file, answer)])
+        elif known is not None:
+            _tried(faults, lambda: service.revoke({known: note}))
+            faults.append(
+                f"{service}: the hash of {name} is the one that {file} lists, since the server "
+                f"{why}; if {file} is not what is in force there, give the key's hash (sha256:…)"
             )
+        else:
             faults.append(
                 f"{service}: {name} is not revoked there: the server {why}; give the key's hash "
                 "(sha256:…) in place of its id, or FILE, which lists it"
             )
-    if told is not None and where is not None and where.url is not None and not told.get("folder"):
-        faults.append(
-            f"{where.url}: its gateways read no ConfigMap of revoked keys (an earlier image or "
-            "chart); another cluster like it accepts the key"
-        )
+        if answer and where.url is not None and not answer.get("folder"):
+            faults.append(
+                f"{where.url}: its gateways read no ConfigMap of revoked keys (an earlier image or "
+                "chart); another cluster like it accepts the key"
+            )
     for each in faults:
         click.echo(each, err=True)
     return not faults
+
+
+def _other_key(name: str, file: Path | None, answer: Mapping[str, Any]) -> str | None:
+    """What is wrong where the file's key of this name is another than the one that the server has
+    revoked, as after a rotation under one id."""
+    listed, _ = _known_hash(name, file)
+    if listed is None or answer.get("hash", listed) == listed:
+        return None
+    return (
+        f"{file}: its {name} is another key, {listed}, which is not revoked; revoked is the "
+        f"server's {name}, {answer['hash']}; name the other by its hash if it must end too"
+    )
 
 
 def _tried(faults: list[str], do: Callable[[], T]) -> T | None:
@@ -216,8 +238,8 @@ def _at_server(
 
 def carry(file: Path | None, where: Where, release: str) -> int:
     """Revoke for a RayService all keys that are revoked at a server: its next cluster would not
-    know them. `file`: tenants, for hashes that gateways of earlier versions do not tell. Returns
-    the exit code."""
+    know them. `file`: the tenants in force there, for hashes that gateways of earlier versions do
+    not tell. Returns the exit code."""
     service = RayService.called(release)
     gone = [row for row in _rows(where) if row["state"] == "revoked"]
     known = {} if file is None else {key.kid: key.hash for _, _, key in tenants_of(file).all_keys()}
@@ -225,7 +247,13 @@ def carry(file: Path | None, where: Where, release: str) -> int:
     if missing := [name for name, key_hash in hashes.items() if key_hash is None]:
         raise CannotRevoke(
             f"nothing was done: hashes of {', '.join(missing)} are not known; the gateways are of "
-            "an earlier version: FILE must be a tenants file that lists these keys"
+            "an earlier version: FILE must be the tenants in force there, with these keys"
+        )
+    if guessed := [row["id"] for row in gone if not row.get("hash")]:
+        click.echo(
+            f"hashes of {', '.join(guessed)} are those that {file} lists; it must be the tenants "
+            "in force there: a newer key under the same id is another one",
+            err=True,
         )
     notes = {hashes[row["id"]] or "": f"{row['id']} {row['owner']}" for row in gone}
     if notes:

@@ -81,8 +81,11 @@ def _fetched(name: str, model: ModelSettings, shown: Note, convert: bool) -> str
     said = "fetched" if worked else "already there"
     path = resolve(local.source)
     if path.is_dir():
+        if model.task == catalog.GENERATE:
+            catalog.check_streamed_weights(model.runtime, path, model.options)
+            return said
         catalog.files(model.runtime, path, model.task)  # raises for weights that are cut off
-        if not convert and model.task != catalog.GENERATE:
+        if not convert:
             settings = describe.runtime_settings(name, local, cache_dir(), shown)
             if awaits_export(settings):
                 said += ", not exported to ONNX yet: --convert does it, else the first start"
@@ -93,7 +96,7 @@ def awaits_export(settings: RuntimeSettings) -> bool:
     """Whether the model's next start on this node exports its folder to ONNX. Raises
     `LoadError`."""
     chosen = options.parse(catalog.options_class(settings.runtime), settings.options)
-    return exporting.is_due(settings, chosen)
+    return exporting.is_due(catalog.as_run(settings), chosen)
 
 
 def _converted(name: str, model: ModelSettings, shown: Note) -> str:

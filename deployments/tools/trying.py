@@ -108,6 +108,8 @@ def unprepared(model: ModelSettings, source: Path | None, written: Sequence[str]
             "`headrace try` runs the network alone, which takes pixels: a ROW must be arrays of "
             f"numbers. A server takes images, at POST {where}"
         )
+    if not catalog.entry_of(model.runtime, model.task).kinds:
+        return None  # it may take texts itself
     if source is None or not (source / "config.json").is_file():
         return None
     return (

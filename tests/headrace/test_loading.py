@@ -160,10 +160,26 @@ def test_fault_is_seen_without_running_the_class(folder, code, said):
         "    def load(self, settings): ...\n    def predict(self, batch): ...\n",
         "class Own: ...\nOwn.predict = print\n",
         "class Own:\n    if True:\n        inputs = outputs = {}\n",
+        GOOD + "    def warm(self, batch): ...\n    warm = print\n",
+        GOOD.replace("class Own:", "class Own(Base):") + "    def warm(self, batch): ...\n",
+        GOOD + "    def warm(self, batch): ...\nsetattr(Own, 'warm', print)\n",
+        GOOD + "    def warm(self, batch): ...\nOwn = print(3)\n",
     ],
 )
 def test_what_only_running_can_tell_passes(folder, code):
     assert complaint(written(folder, code), "own", "Own", "somewhere" in code) is None
+
+
+def test_what_a_wrapper_takes_counts_and_not_what_it_wraps(folder):
+    code = (
+        "import functools\ndef given(method):\n    @functools.wraps(method)\n"
+        "    def inner(self, batch):\n        return method(self, batch, 3)\n    return inner\n"
+    )
+    code += GOOD + "    def predict(self, batch, more): return more\n    predict = given(predict)\n"
+    assert complaint(written(folder, code), "own", "Own", False) is None
+    own = load_class(folder, "own", "Own")
+    declared(own)
+    assert own().predict(None) == 3
 
 
 def test_packages_of_a_model_are_not_looked_for_here(folder):

@@ -197,19 +197,46 @@ def test_a_pooling_is_refused_where_scores_are_read(tmp_path, task, options):
         check_files(path, asked("torch", task=task, options=options))
 
 
-@pytest.mark.parametrize(("width", "fits"), [(BERT["hidden_size"], True), (384, False)])
-def test_a_pooling_of_another_models_vectors_is_refused(tmp_path, width, fits):
-    path = folder(tmp_path / "m")
-    (path / "1_Pooling").mkdir()
+def test_an_option_that_asks_for_nothing_passes_where_scores_are_read(tmp_path):
+    path = folder(tmp_path / "m", architectures=["BertForSequenceClassification"])
+    check_files(path, asked("torch", task="classify", options={"normalize": False}))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "sizes", "wrong"),
+    [
+        ({}, {}, [(2, 3), (3, 1)], None),
+        ({}, {}, [(1, 3)], (1, 2)),
+        ({}, {}, [(2, 3), (2, 1)], (2, 3)),
+        ({"hidden_size": 1}, {"pooling": "mean"}, [(2, 3)], (2, 1)),
+        ({"model_type": "distilbert", "hidden_size": 9, "dim": 1}, {}, [(2, 3)], None),
+        ({"hidden_size": None}, {}, [(5, 3)], None),
+    ],
+)
+def test_a_layer_behind_the_pooling_reads_what_that_makes(tmp_path, config, options, sizes, wrong):
+    """The pooling puts two modes side by side; what its file says of the width, nothing reads."""
+    path = folder(tmp_path / "m", **{"hidden_size": 1, **config})
     modules = [{"type": "m.Transformer", "path": ""}, {"type": "m.Pooling", "path": "1_Pooling"}]
-    (path / "modules.json").write_text(json.dumps(modules))
-    said = {"pooling_mode": "mean", "word_embedding_dimension": width}
+    (path / "1_Pooling").mkdir()
+    said = {"pooling_mode": ["mean", "cls"], "word_embedding_dimension": 384}
     (path / "1_Pooling/config.json").write_text(json.dumps(said))
-    if fits:
-        check_files(path, asked(task="embed"))
+    for number, (reads, writes) in enumerate(sizes):
+        place = path / f"dense_{number}"
+        place.mkdir()
+        (place / "config.json").write_text(
+            json.dumps({"in_features": reads, "out_features": writes})
+        )
+        save_file(
+            {"linear.weight": np.ones((writes, reads), np.float32)}, place / "model.safetensors"
+        )
+        modules.append({"type": "m.Dense", "path": place.name})
+    (path / "modules.json").write_text(json.dumps(modules))
+    given = asked("torch", task="embed", options=options)
+    if wrong is None:
+        check_files(path, given)
         return
-    with pytest.raises(LoadError, match=rf"is 384, and the encoder's .* {BERT['hidden_size']} num"):
-        check_files(path, asked(task="embed"))
+    with pytest.raises(LoadError, match="is {}, and the vectors .* have {} numbers".format(*wrong)):
+        check_files(path, given)
 
 
 @pytest.mark.parametrize("task", ["embed", "generate"])
@@ -222,6 +249,30 @@ def test_weights_that_are_cut_off_are_refused(tmp_path, task):
     (path / "model.safetensors").write_bytes(whole[:-1])
     with pytest.raises(LoadError, match="fetch or copy the file again"):
         check_files(path, given)
+
+
+def test_of_a_language_model_only_what_the_engine_reads_is_checked(tmp_path):
+    path = folder(tmp_path / "m")
+    given = asked("vllm", task="generate")
+    (path / "consolidated.safetensors").write_bytes(b"cut")
+    with pytest.raises(LoadError, match="consolidated"):
+        check_files(path, given)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
+    check_files(path, given)
+    (path / "consolidated.safetensors").unlink()
+    index.unlink()
+    (path / "more.safetensors").symlink_to("nowhere")
+    with pytest.raises(LoadError, match="cannot be read: No such file"):
+        check_files(path, given)
+
+
+@pytest.mark.parametrize("header", [0, 1])
+def test_a_header_too_short_for_json_is_refused_unread(tmp_path, header):
+    path = folder(tmp_path / "m")
+    (path / "model.safetensors").write_bytes(header.to_bytes(8, "little") + b"{}" * 50)
+    with pytest.raises(LoadError, match="is no safetensors file"):
+        check_files(path, asked())
 
 
 @pytest.mark.parametrize(

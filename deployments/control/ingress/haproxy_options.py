@@ -146,15 +146,17 @@ def _kept(path: str) -> dict[str, str]:
 
 def _answers(gateways: list[tuple[str, str]]) -> Iterator[dict[str, str]]:
     """The gateways' answers, in order. Those that are silent are asked again, until the time of all
-    is over; those that refuse the connection, or are none of ours, are not."""
+    is over, of which each has its share, so that the last is asked too; those that refuse the
+    connection, or are none of ours, are not."""
     end = time.monotonic() + _ANSWERS_S
     while gateways:
         silent = []
-        for host, port in gateways:
+        for place, (host, port) in enumerate(gateways):
             if (left := end - time.monotonic()) <= 0:
                 return
+            share = min(left / (len(gateways) - place), _ANSWER_S)
             try:
-                yield _answer(host.strip("[]"), int(port), min(left, _ANSWER_S))
+                yield _answer(host.strip("[]"), int(port), share)
             except TimeoutError:
                 silent.append((host, port))
             except (OSError, ValueError):
@@ -163,14 +165,21 @@ def _answers(gateways: list[tuple[str, str]]) -> Iterator[dict[str, str]]:
 
 
 def _answer(host: str, port: int, limit_s: float) -> dict[str, str]:
-    """Raises OSError, and ValueError where the answer is not a gateway's."""
+    """All of it within the limit. Raises OSError, and ValueError where it is not a gateway's."""
+    end = time.monotonic() + limit_s
+    whole = b""
     with socket.create_connection((host, port), limit_s) as conn:
         conn.sendall(
             f"GET {haproxy_settings.PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             .encode()
         )  # fmt: skip
-        with conn.makefile("rb") as answer:
-            whole = answer.read(haproxy_settings.MAX_BYTES)
+        while room := haproxy_settings.MAX_BYTES - len(whole):
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError
+            conn.settimeout(left)
+            if not (piece := conn.recv(room)):
+                break
+            whole += piece
     head, _, body = whole.partition(b"\r\n\r\n")
     found = haproxy_settings.read(body) if re.match(rb"HTTP/1\.1 200 ", head) else {}
     if not found:

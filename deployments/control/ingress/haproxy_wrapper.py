@@ -289,14 +289,19 @@ def keep_to_its_owner(folder: str) -> None:
         ) from None
 
 
-def correct_file(path: str, environ: Mapping[str, str]) -> None:
-    """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
+def correct_file(path: str, environ: Mapping[str, str], *, asks: bool = True) -> None:
+    """Replaces the file in one step; one that was corrected already stays. `asks`: gateways, for
+    their options. Raises Refused."""
     try:
         if is_corrected(path):
             return
         with open(path, encoding="utf-8") as file:
             config = file.read()
-        made = corrected(config, options_now(environ, config, f"{path}.answer"), _combined(path))
+        if asks:
+            options = options_now(environ, config, f"{path}.answer")
+        else:
+            options = HAProxyOptions.of(environ)
+        made = corrected(config, options, _combined(path))
         with open(f"{path}.corrected", "w", encoding="utf-8") as file:
             file.write(made)
         os.replace(f"{path}.corrected", path)
@@ -344,8 +349,9 @@ def main() -> NoReturn:
             path = arguments[arguments.index("-f") + 1]
             keep_to_its_owner(os.path.dirname(os.path.abspath(path)))
             shown = certificate(path, options)
-            correct_file(path, os.environ)
-            if "-c" not in arguments:
+            serves = "-c" not in arguments  # a file that is only checked may name made-up gateways
+            correct_file(path, os.environ, asks=serves)
+            if serves:
                 files = HAProxyFiles(path)
                 begin_with_gateways(files)
                 arguments = takes_over(arguments, files)

@@ -309,6 +309,37 @@ def test_a_gateway_that_fails_keeps_a_hash_from_no_other_cluster(
     assert "laptop is not revoked there: the server did not tell its hash" in done.stderr
 
 
+ROTATED = "sha256:" + "2" * 64
+
+
+def test_a_rotated_id_revokes_the_key_that_the_server_has_and_leaves_the_files(
+    monkeypatch: pytest.MonkeyPatch, kubernetes: Kubernetes, file: Path
+) -> None:
+    """The file lists the new key already, under the id of the leaked one."""
+    gateway(monkeypatch, ANSWER)
+    rotated = TENANTS.replace(HASH, ROTATED)
+    file.write_text(rotated)
+    for release in (THERE, ()):
+        done = run("revoke", "laptop", str(file), *BY_URL, *release)
+        assert (done.exit_code, file.read_text()) == (1, rotated)
+        assert f"another key, {ROTATED}, which is not revoked" in done.stderr
+        assert f"revoked is the server's laptop, {HASH}" in done.stderr
+    assert kubernetes.noted == {"1" * 64: "laptop tenant acme"}
+    file.write_text(TENANTS)
+    assert run("revoke", "laptop", str(file), *BY_URL, *THERE).exit_code == 0
+    assert tenants_of(file).tenants["acme"].keys == ()
+
+
+def test_an_id_is_the_files_where_the_server_does_not_answer_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, kubernetes: Kubernetes, file: Path
+) -> None:
+    gateway(monkeypatch, None)
+    done = run("revoke", "laptop", str(file), *BY_URL, *THERE)
+    assert (done.exit_code, file.read_text()) == (1, TENANTS)
+    assert kubernetes.noted == {"1" * 64: "laptop tenant acme"}
+    assert f"the hash of laptop is the one that {file} lists, since the server" in done.stderr
+
+
 def test_kubectl_that_fails_keeps_the_gateway_from_nothing(
     monkeypatch: pytest.MonkeyPatch, kubernetes: Kubernetes
 ) -> None:
@@ -378,7 +409,15 @@ def test_what_a_cluster_revoked_is_carried_to_those_that_follow(
     done = run("carry", *BY_URL, *THERE)
     assert (done.exit_code, kubernetes.noted) == (1, {})
     assert "nothing was done: hashes of laptop are not known" in done.stderr
-    assert run("carry", str(file), *BY_URL, *THERE).exit_code == 0
+    done = run("carry", str(file), *BY_URL, *THERE)
+    assert done.exit_code == 0
+    assert f"hashes of laptop are those that {file} lists; it must be the tenants in" in done.stderr
     assert kubernetes.noted == {"1" * 64: "laptop tenant acme", "2" * 64: "desk tenant b"}
     gateway(monkeypatch, {"keys": rows[2:]})
     assert run("carry", *BY_URL, *THERE).stdout == "no key is revoked there\n"
+
+
+def test_a_dashboard_knows_too_little_to_carry_what_was_revoked(kubernetes: Kubernetes) -> None:
+    done = run("carry", "--address", "http://x:8265", *THERE)
+    assert (done.exit_code, kubernetes.calls) == (2, [])
+    assert "keys revoked at a gateway are not seen there; --url" in done.stderr

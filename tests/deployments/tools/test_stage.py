@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from deployments.replica.artifacts.local_model import local_file
 from deployments.replica.describe import runtime_settings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
+from deployments.tools.stage import awaits_export
 from runtimes import exporting, staging
 from runtimes.errors import LoadError
 from runtimes.onnxruntime.runtime import ONNXRuntimeOptions
 from runtimes.source import inspect
+from runtimes.types import RuntimeSettings
 
 CONTENT = b"weights" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -153,6 +156,15 @@ def test_a_folder_that_awaits_its_export_is_told(folder: Path) -> None:
     assert lines(run(folder, models))[0] == "a: already there"
 
 
+def test_a_reranker_is_exported_as_what_it_runs_as(folder: Path) -> None:
+    source = inspect(encoder(folder, "roberta"))
+    settings = RuntimeSettings("a", "onnxruntime", source.path, cache_dir(), task="rerank")
+    assert awaits_export(settings)
+    key = exporting.key(source, replace(settings, task="classify"), ONNXRuntimeOptions())
+    staging.staged(cache_dir(), [source.digest, *key, "standard False"], lambda _: None)
+    assert not awaits_export(settings)
+
+
 @pytest.mark.parametrize("runtime", ["onnxruntime", "torch"])
 def test_a_folder_whose_weights_are_cut_off_is_not_staged(folder: Path, runtime: str) -> None:
     weights = encoder(folder, "roberta") / "model.safetensors"
@@ -160,6 +172,26 @@ def test_a_folder_whose_weights_are_cut_off_is_not_staged(folder: Path, runtime:
     answer = run(folder, {"a": {"runtime": runtime, "source": "roberta"}})
     assert answer.exit_code == 1
     assert "fetch or copy the file again" in answer.stderr
+
+
+def test_what_a_generating_model_starts_with_is_staged(folder: Path) -> None:
+    (folder / "words").mkdir()
+    (folder / "words" / "tokenizer.json").write_text("{}")
+    (folder / "model").mkdir()
+    (folder / "model" / "model.gguf").write_bytes(b"GGUF")
+    (folder / "model" / "config.json").write_text("{}")
+    vllm = {"runtime": "vllm", "source": "model", "task": "generate", "version": "1"}
+    models = {
+        "a": {"runtime": "synthetic", "source": "words", "task": "generate"},
+        "b": {**vllm, "options": {"trust_files": True}},
+        "c": vllm,
+    }
+    answer = run(folder, models)
+    assert lines(answer) == [f"{name}: already there" for name in "abc"], answer.stderr
+    (folder / "model" / "model.safetensors").write_bytes(b"cut")
+    answer = run(folder, models)
+    assert lines(answer) == ["a: already there", "b: already there"]
+    assert "model.safetensors is cut off in its header" in answer.stderr
 
 
 class Loading:

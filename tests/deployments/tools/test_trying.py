@@ -116,6 +116,13 @@ def test_a_text_for_a_file_may_be_its_own(tmp_path):
     assert unprepared(model, tmp_path / "m.onnx", ['"a text"']) is None
 
 
+def test_a_class_that_takes_texts_is_given_them(tmp_path):
+    """Beside it lies the folder's config.json of the network that it loads itself."""
+    (tmp_path / "config.json").touch()
+    model = ModelSettings(runtime="python", source=f"{tmp_path}:own:Own")
+    assert unprepared(model, tmp_path, ['{"text": "a text"}']) is None
+
+
 def test_model_that_there_is_not_is_named(tried, tmp_path):
     tried()
     done = CliRunner().invoke(main, ["try", str(tmp_path / "own.yaml"), "absent"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -48,6 +49,19 @@ def wrapper(tmp_path_factory) -> str:
 
 def test_what_the_installed_ray_writes_is_corrected_and_taken_by_haproxy(tmp_path, wrapper):
     assert haproxy.problem(wrapper, tmp_path) is None
+
+
+def test_a_check_asks_no_gateway(tmp_path, wrapper):
+    """The file that is checked names one that is made up, where somebody else may listen."""
+    config = haproxy._written_by_serve(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        named = f"127.0.0.1:{server.getsockname()[1]}"
+        config.write_text(config.read_text().replace("127.0.0.1:30000", named))
+        assert named in config.read_text()
+        subprocess.run([wrapper, "-c", "-f", str(config)], check=True, timeout=9)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_haproxy_itself_is_no_program_of_ours(tmp_path):

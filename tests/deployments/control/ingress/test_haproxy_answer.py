@@ -146,6 +146,50 @@ def test_gateways_that_hang_are_asked_again_for_ten_seconds(
     assert (sum(asked), max(asked)) == (pytest.approx(10.0), 1.0)
 
 
+def test_one_that_lives_is_asked_behind_many_that_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, clock = socket.create_connection, [0.0]
+
+    def hangs(at: tuple[str, int], limit_s: float) -> socket.socket:
+        if at[1] < 100:
+            clock[0] += limit_s
+            raise TimeoutError
+        return real(at, 1.0)
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(socket, "create_connection", hangs)
+    with gateway(said(**CHANGED)) as port:
+        assert now(tmp_path, *range(1, 41), port) == TAKEN
+
+
+def test_an_answer_that_trickles_is_given_up_in_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[bytes] = []
+
+    class Trickling:
+        """A connection that gives a byte each half second, for ever."""
+
+        def __enter__(self) -> Trickling:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def sendall(self, sent: bytes) -> None: ...
+        def settimeout(self, limit_s: float) -> None: ...
+
+        def recv(self, room: int) -> bytes:
+            clock[0] += 0.5
+            pieces.append(b"x")
+            return b"x"
+
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(socket, "create_connection", lambda at, limit_s: Trickling())
+    assert now(tmp_path, 1) == HAProxyOptions()
+    assert (len(pieces), clock[0]) == (20, 10.0)
+
+
 def test_a_gateway_that_is_slow_at_first_is_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
