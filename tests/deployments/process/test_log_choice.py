@@ -11,6 +11,8 @@ import pytest
 
 from deployments.process import cluster_store, log_choice, logs
 
+_FOLLOW = log_choice._follow  # which no other test's process runs (tests/conftest.py)
+
 
 class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +89,7 @@ def test_it_begins_as_the_environment_says_and_looks_at_once(
 
     monkeypatch.setenv(logs.LOG_LEVEL, "error")
     monkeypatch.setattr(log_choice, "look", look)
+    monkeypatch.setattr(log_choice, "_follow", _FOLLOW)
     log_choice.follow("m")
     for thread in threading.enumerate():
         if thread.name == "log-choice":
