@@ -238,7 +238,8 @@ EKS, AKS, OpenShift, k3s, Argo CD, air-gapped clusters and MIG. Values of each a
 settings file ([docs/settings.md](../../docs/settings.md)):
 `helm install NAME helm/headrace -f settings.yaml -f pods.yaml --set image.repository=…`, where
 `pods.yaml` has the `workerGroups` that models run in.
-To leave a value unset, leave it out; null is refused.
+To leave a value unset, leave it out. null does the same where the default is empty, and is
+refused where it is a number, a text or true; only `runAsUser` may be null then.
 
 This page is written by `python -m deployments.tools.chart` from `values.yaml` and
 `../values-schema.yaml`.

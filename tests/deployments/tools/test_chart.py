@@ -65,6 +65,24 @@ def test_defaults_are_what_the_schema_takes() -> None:
     jsonschema.Draft202012Validator(schema_of(VALUES)).validate(yaml.safe_load(VALUES))
 
 
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("image.repository", True), ("head.cpu", True), ("auth.enabled", True),
+        ("image.tag", False), ("podMonitors.enabled", False), ("env", False), ("runAsUser", False),
+    ],
+)  # fmt: skip
+def test_null_is_refused_where_the_default_is_not_empty(path: str, refused: bool) -> None:
+    """Helm drops a value that is null; the chart's README says when it may be."""
+    values = yaml.safe_load(VALUES)
+    *above, last = path.split(".")
+    section = values
+    for name in above:
+        section = section[name]
+    del section[last]
+    assert jsonschema.Draft202012Validator(schema_of(VALUES)).is_valid(values) is not refused
+
+
 def test_every_default_of_the_schema_stands_in_the_values() -> None:
     """So that a reader of values.yaml sees all there is."""
     values = yaml.safe_load(VALUES)
