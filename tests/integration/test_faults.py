@@ -173,7 +173,7 @@ def test_only_the_row_at_which_a_class_fails_fails(server, what, status, logged)
     assert "secret" not in guilty.answer().text
     server.until(lambda: logged in server.output[said:], 5)
     if status == 422:
-        server.until(lambda: server.replicas("class") != before, 20)
+        server.until(lambda: server.replicas("class") != before, 60)
         until_whole(server, model="class")
     else:
         assert server.replicas("class") == before
