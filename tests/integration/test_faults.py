@@ -39,12 +39,13 @@ MODEL = {
     "replicas": {"count": 2, "hang_limit_s": 1.0},
     "crashes": {"tenant_budget": 100},  # whoever sends what is fatal sends all else here too
 }
-# A class of the operator's own. Its process takes some 300 MiB.
+# A class of the operator's own. Its process takes some 300 MiB; while it leaks 500 more on a busy
+# machine it must not count as hanging.
 CLASS = {
     "runtime": "python",
     "source": f"{Path(__file__).parent}/classes:frail:Frail",
     "slo": {"latency_ms": 20_000},
-    "replicas": {"count": 2, "num_cpus": 0, "hang_limit_s": 1.0, "memory_limit_mib": 800},
+    "replicas": {"count": 2, "num_cpus": 0, "hang_limit_s": 5.0, "memory_limit_mib": 800},
     "crashes": {"tenant_budget": 100},
 }
 
