@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +73,7 @@ class Residents:
         self._held: dict[str, _ServedModel] = {}  # served
         self._leaving: dict[_ServedModel, asyncio.Task[None]] = {}
         self._coming: PoolModel | None = None  # being loaded
-        self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # warm, longest unused first
+        self._kept: dict[Key, LoadedModel] = {}  # warm, longest unused first
         self._failed: dict[str, _FailedLoad] = {}
         self._sizes: dict[Key, int] = {}
         self._on_gpu: dict[Key, bool] = {}  # of models that came, whether they use the GPUs
