@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from deployments.process import cluster_store, logs
 
@@ -27,9 +28,8 @@ def begin_publishing(level: str, form: str) -> None:
 
 
 def _publish(level: str, form: str) -> None:
-    until_next = threading.Event()
     while not publish(level, form):
-        until_next.wait(_LOOK_S)
+        time.sleep(_LOOK_S)
 
 
 def publish(level: str, form: str) -> bool:
@@ -51,10 +51,9 @@ def follow(model: str = "") -> None:
 
 def _follow(model: str) -> None:
     seen: bytes | None = None
-    for_ever = threading.Event()
     while True:
         seen = look(seen, model)
-        for_ever.wait(_LOOK_S)
+        time.sleep(_LOOK_S)
 
 
 def look(seen: bytes | None, model: str = "") -> bytes | None:
