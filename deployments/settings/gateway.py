@@ -49,6 +49,7 @@ PRIORITIES = ("interactive", "standard", "bulk")
 MAX_PRIORITIES = 16
 _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
+_PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}$"
 
 
 def _network(value: Any) -> Any:
@@ -60,6 +61,11 @@ def _network(value: Any) -> Any:
 
 HostName = Annotated[str, StringConstraints(pattern=r"^(\*|(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*)$")]
 Network = Annotated[str, BeforeValidator(_network)]
+HostAndPort = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*:[0-9]{1,5}$")]
+Origin = Annotated[
+    str, StringConstraints(pattern=r"^(\*|https?://[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?)$")
+]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 
 
 def _priorities(value: Any) -> Any:
@@ -178,6 +184,77 @@ class LogSettings(Section):
     )
 
 
+class GrpcSettings(Section):
+    port: Port = Field(default=8001, description="Port for callers' gRPC requests.")
+    idle_s: float = Field(
+        default=3600,
+        ge=1,
+        le=86_400,
+        description="A stream on which nothing is sent for so long is ended.",
+    )
+    max_message_bytes: int = Field(
+        default=64 * MIB,
+        ge=1024,
+        le=2048 * MIB,
+        description="Largest message accepted. A compressed one may inflate to four times as much.",
+    )
+    tls: bool = Field(
+        default=True,
+        description="Whether the port has the TLS of `gateway.tls`, where that is set.",
+    )
+
+
+class SharedMemorySettings(Section):
+    prefix: Annotated[
+        str,
+        StringConstraints(pattern=r"^/?[A-Za-z0-9._-]*\{tenant\}[A-Za-z0-9._-]*$", max_length=64),
+    ] = Field(
+        default="headrace-{tenant}-",
+        description="What the names of a tenant's regions in /dev/shm must begin with.",
+    )
+    max_bytes: int = Field(
+        default=4096 * MIB,
+        ge=1,
+        le=1_048_576 * MIB,
+        description="What one tenant may have registered at once, all regions together.",
+    )
+
+
+class ReferenceSettings(Section):
+    hosts: Annotated[tuple[HostAndPort, ...], BeforeValidator(listed)] = Field(
+        examples=[["objects.internal:443"]],
+        description="Hosts and ports that inputs may be fetched from, by https.",
+    )
+    networks: Annotated[tuple[Network, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        examples=[["10.0.0.0/8"]],
+        description="Networks in which those hosts may be. Unset: public addresses only.",
+    )
+    max_bytes: int = Field(
+        default=64 * MIB,
+        ge=1024,
+        le=2048 * MIB,
+        description="Largest input that is fetched.",
+    )
+
+
+class CorsSettings(Section):
+    origins: Annotated[tuple[Origin, ...], BeforeValidator(listed)] = Field(
+        examples=[["https://app.example.org"]],
+        description="Origins whose pages may call this server from a browser. `*`: any, without "
+        "`credentials`.",
+    )
+    headers: Annotated[tuple[HeaderName, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        examples=[["x-custom"]],
+        description="Request headers that pages may send besides those that this server reads.",
+    )
+    credentials: bool = Field(
+        default=False,
+        description="Whether browsers may send cookies and client certificates.",
+    )
+
+
 class GatewaySettings(Section):
     replicas: int = Field(
         default=1,
@@ -214,7 +291,8 @@ class GatewaySettings(Section):
         default="auto",
         description="What accepts callers' connections: the gateway itself (`direct`, one gateway "
         "on one machine), or HAProxy (`haproxy`), which repeats what a dying gateway had not "
-        "answered. `auto`: `direct` where one gateway serves one machine without `compression`.",
+        "answered. `auto`: `direct` where one gateway serves one machine without `compression` and "
+        "`grpc`.",
     )
     metrics_port: Port = Field(
         default=9400,
@@ -298,6 +376,27 @@ class GatewaySettings(Section):
         "numbers shrink to 60 % of their length, so it pays over networks slower than 500 Mbit/s. "
         "HAProxy does not compress while it is busy for more than half of the time.",
     )
+    path_prefix: Annotated[str, StringConstraints(pattern=_PATH_PREFIX)] | None = Field(
+        default=None,
+        examples=["/inference"],
+        description="Path below which callers reach this server. Unset: none.",
+    )
+    cors: CorsSettings | None = Field(
+        default=None, description="Calls from pages of other origins. Unset: refused."
+    )
+    grpc: GrpcSettings | None = Field(
+        default=None,
+        description="The Open Inference Protocol over gRPC, behind HAProxy. Unset: HTTP alone.",
+    )
+    shared_memory: SharedMemorySettings | None = Field(
+        default=None,
+        description="Tensors in shared memory, for callers on the gateways' machines. Unset: "
+        "refused.",
+    )
+    references: ReferenceSettings | None = Field(
+        default=None,
+        description="Inputs that requests name by URL, fetched by the gateway. Unset: refused.",
+    )
     limits: LimitSettings = Field(
         default_factory=LimitSettings,
         description="Limits on requests: their number, sizes, and time to arrive.",
@@ -320,6 +419,8 @@ class GatewaySettings(Section):
         if self.ingress == "direct" and (self.replicas > 1 or self.compression):
             what = "compresses nothing" if self.replicas == 1 else "takes one gateway (replicas: 1)"
             raise wrong(f"is direct, which {what}; must be haproxy, or auto", "ingress")
+        if self.ingress == "direct" and self.grpc is not None:
+            raise wrong("is direct, and gRPC needs HAProxy; must be haproxy, or auto", "ingress")
         return self
 
     @model_validator(mode="after")
@@ -328,15 +429,17 @@ class GatewaySettings(Section):
         names = ["metrics_port"]
         if self.ingress != "direct":
             names += ["haproxy_stats_port", "haproxy_metrics_port"]
-        for name in names:
-            port = getattr(self, name)
+        ports = {name: getattr(self, name) for name in names}
+        if self.grpc is not None:
+            ports["grpc.port"] = self.grpc.port
+        for name, port in ports.items():
             # Every gateway listens on a port of its own from metrics_port on.
             span = self.replicas if name == "metrics_port" else 1
             for each in range(port, port + span):
                 if each in taken:
                     raise wrong(
                         f"uses port {each}, which {taken[each]} uses too; must be another port",
-                        name,
+                        *name.split("."),
                     )
                 taken[each] = name
         for each, name in taken.items():
@@ -359,4 +462,5 @@ def one_machines_ingress(gateway: GatewaySettings) -> str:
     """What `ingress` means for a server of one machine."""
     if gateway.ingress != "auto":
         return gateway.ingress
-    return "direct" if gateway.replicas == 1 and not gateway.compression else "haproxy"
+    alone = gateway.replicas == 1 and not gateway.compression and gateway.grpc is None
+    return "direct" if alone else "haproxy"
