@@ -8,12 +8,14 @@ own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.generation import generate
+from deployments.gateway.grpc.calls import PREFIXES as GRPC_PREFIXES
+from deployments.gateway.grpc.calls import GrpcCalls
 from deployments.gateway.http import request_head
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
@@ -28,7 +30,7 @@ from deployments.gateway.http.codecs import (
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
-from deployments.gateway.http.request_head import NO_CORS, HeadChecks
+from deployments.gateway.http.request_head import NO_CORS, HeadChecks, Route
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.pages import OperatorPages, Pages
 from deployments.gateway.pipeline import Pipeline
@@ -37,7 +39,7 @@ from deployments.gateway.services import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.tenants import KnownTenants
-from deployments.settings.gateway import GatewaySettings
+from deployments.settings.gateway import GatewaySettings, GrpcSettings
 
 _CODECS: dict[str, Codec | GenerationCodec] = {
     "infer": InferCodec(),
@@ -84,6 +86,11 @@ class GatewayApp:
         self._turned_away = telemetry.turned_away
         self._heads = heads
         self._disconnects = DisconnectWatch()
+        self._grpc: GrpcCalls | None = None
+
+    def serve_grpc(self, settings: GrpcSettings) -> None:
+        """Answers gRPC calls, too, from now on."""
+        self._grpc = GrpcCalls(settings, self._services, self._pipeline, self._page)
 
     @property
     def under_way(self) -> int:
@@ -92,24 +99,32 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, self._disconnects), scope["headers"])
+            if self._grpc is not None and scope["raw_path"].startswith(GRPC_PREFIXES):
+                call = self._grpc.exchange(scope, receive, send, self._disconnects)
+                await self._http(call, scope["headers"], partial(self._grpc.answer, call))
+                return
+            exchange = Exchange(scope, receive, send, self._disconnects)
+            await self._http(exchange, scope["headers"], partial(self._route, exchange))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
             await _refuse_websocket(scope, receive, send)
 
-    async def _http(self, exchange: Exchange, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def _http(
+        self,
+        exchange: Exchange,
+        headers: Sequence[tuple[bytes, bytes]],
+        answer: Callable[[], Awaitable[None]],
+    ) -> None:
         self._connection(exchange.client)
         try:
             self._heads.check(exchange, headers)
-            await self._route(exchange)
+            await answer()
         except errors.CallerLeft:
             pass  # nobody reads an answer
         except errors.HeadraceError as error:
             self._turned_away(exchange, error)
-            await exchange.reply(
-                error.status, error_shapes.of_path(exchange.path)(error), error.headers()
-            )
+            await exchange.refuse(error, error_shapes.of_path(exchange.path))
         except Exception:
             request_id = exchange.request_id.decode("latin-1")
             logger.exception("unexpected", extra={"request_id": request_id})
@@ -117,7 +132,7 @@ class GatewayApp:
                 fault = errors.HeadraceError(
                     "an unexpected error; the server's log has its details under this request id"
                 )
-                await exchange.reply(500, error_shapes.of_path(exchange.path)(fault))
+                await exchange.refuse(fault, error_shapes.of_path(exchange.path))
         finally:
             exchange.release()
 
@@ -131,10 +146,12 @@ class GatewayApp:
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
             await self._pipeline.answer(exchange, codec, route.model, route.version)
-        elif self._operator.has(route):
-            await self._operator.answer(exchange, route)
         else:
-            await self._pages.answer(exchange, route)
+            await self._page(exchange, route)
+
+    async def _page(self, exchange: Exchange, route: Route) -> None:
+        page = self._operator if self._operator.has(route) else self._pages
+        await page.answer(exchange, route)
 
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
@@ -143,7 +160,7 @@ async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
         said = NO_CORS
     error = errors.MethodNotAllowed(said)
     allow = (b"allow", ", ".join(methods).encode())
-    await exchange.reply(error.status, error_shapes.of_path(exchange.path)(error), [allow])
+    await exchange.refuse(error, error_shapes.of_path(exchange.path), [allow])
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +200,10 @@ def assembled(
     operator = OperatorPages(registry, tenants, telemetry.used)
     heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
     rollouts = GatewayRollouts(models, pool, len(settings.priorities))
-    return GatewayApp(services, rollouts, pages, operator, telemetry, heads)
+    app = GatewayApp(services, rollouts, pages, operator, telemetry, heads)
+    if settings.grpc is not None:
+        app.serve_grpc(settings.grpc)
+    return app
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

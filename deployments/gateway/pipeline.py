@@ -28,7 +28,8 @@ from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
-from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.protocols.openai_generation import GenerationCall
+from deployments.gateway.http.protocols.tensors import Encoded, InferCall
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
@@ -82,7 +83,7 @@ class Pipeline:
         except errors.HeadraceError as error:
             context.failed(error)
             if not isinstance(error, errors.CallerLeft) and not exchange.replied:
-                await exchange.reply(error.status, codec.error(error), context.headers(error))
+                await exchange.refuse(error, codec.error, context.headers(error))
         except asyncio.CancelledError:
             context.failed(errors.CallerLeft("the client disconnected"))
             raise
@@ -146,16 +147,17 @@ class Pipeline:
         context.request_bytes = len(body)
         call = await self._decoded(context, selection, codec, body)
         if selection is None:
-            adapter = call.adapter if isinstance(codec, GenerationCodec) else ""
+            adapter = call.adapter if isinstance(call, GenerationCall) else ""
+            version = call.version if isinstance(call, InferCall) else None
             name = call.model or self._only(caller, codec)
-            selection = self._select(context, caller, name, None, adapter)
+            selection = self._select(context, caller, name, version, adapter)
             selection.check_room(queue_request(context, selection.scheduling))
         context.mark("parse")
         # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
         # or the live version. A request that generates goes on in `generation`, which sends the
         # answer piece by piece. Rows (8 to 11) are answered together, then encoded by the
         # description of the version that ran them.
-        if isinstance(codec, GenerationCodec):
+        if isinstance(call, GenerationCall) or isinstance(codec, GenerationCodec):
             generating = partial(self._generate, services, context, selection, call)
             await _with_fallback(services.watcher, context, selection, generating)
             return
@@ -371,7 +373,10 @@ class Pipeline:
         """How large a body may be: what the selected version, or the live one, could use."""
         if selection is None:  # any model of the tenant's: a refusal names the model
             models = (model.description for model in self._services.models.queued.values())
-            return widest(model for model in models if tenant.may_see(model.name))
+            return widest(
+                (model for model in models if tenant.may_see(model.name)),
+                numbers=codec.names_tensors,
+            )
         if not selection.on_canary:
             return bound_of(selection.model.description, numbers=codec.names_tensors)
         bounds = [bound_of(d, numbers=codec.names_tensors) for d in selection.candidate_versions]

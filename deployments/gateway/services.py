@@ -364,8 +364,8 @@ class GatewayServices:
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self._threshold:
             return await exchange.body(self.limits)
-        if encoding not in (b"gzip", b"identity"):
-            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
+        if encoding not in (b"gzip", b"deflate", b"identity"):
+            raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
         limits = self.limits.within(bound())
         exchange.check_length(limits)
         return await exchange.body(limits)

@@ -80,9 +80,9 @@ def bound_of(d: ModelDescription, *, numbers: bool) -> BodyBound:
     return BodyBound(most + _SLACK_BYTES, inf, largest)
 
 
-def widest(models: Iterable[ModelDescription]) -> BodyBound:
-    """For a body of texts that names its model itself: one of these."""
-    bounds = [bound_of(d, numbers=False) for d in models]
+def widest(models: Iterable[ModelDescription], *, numbers: bool) -> BodyBound:
+    """For a body that names its model itself: one of these. `numbers`: as in `bound_of`."""
+    bounds = [bound_of(d, numbers=numbers) for d in models]
     return max(bounds, key=lambda bound: bound.size_bytes, default=UNBOUNDED)
 
 
@@ -102,7 +102,7 @@ MIN_BYTES_PER_S = 500.0
 SLOW_GRACE_S = 5.0
 _SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
-_GZIP = 16 + zlib.MAX_WBITS
+_EITHER = 32 + zlib.MAX_WBITS  # gzip or zlib, by its head
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +196,18 @@ class ArrivingBodies:
 
 
 class Inflation:
-    """One gzip body on its way to what it holds: it is measured a step at a time, keeping nothing,
-    and inflated once its size is known to be allowed and to fit. `size_bytes`: measured so far.
+    """One body of gzip or deflate (zlib) on its way to what it holds: it is measured a step at a
+    time, keeping nothing, and inflated once its size is known to be allowed and to fit.
+    `size_bytes`: measured so far.
 
-    A step is some milliseconds on a thread. Raises BadRequest for anything but whole gzip, and
-    BodyTooLarge as soon as there are more bytes than `limits` allow, or more commas than `bound`
-    has numbers: a million of them fit a kilobyte.
+    A step is some milliseconds on a thread. Raises BadRequest for anything but one whole stream,
+    and BodyTooLarge as soon as there are more bytes than `limits` allow, or more commas than
+    `bound` has numbers: a million of them fit a kilobyte.
     """
 
     def __init__(self, body: bytes, limits: BodyLimits, bound: BodyBound = UNBOUNDED) -> None:
         self._body, self._limits, self._bound = memoryview(body), limits, bound
-        self._stream = zlib.decompressobj(wbits=_GZIP)
+        self._stream = zlib.decompressobj(wbits=_EITHER)
         self._at = self._commas = self.size_bytes = 0
 
     @property
@@ -223,7 +224,7 @@ class Inflation:
             part = self._stream.decompress(ahead, _STEP_BYTES)
         except zlib.error:
             raise BadRequest(
-                "The body is not valid gzip, which its Content-Encoding claims."
+                "The body is not valid gzip or deflate, which its encoding claims."
             ) from None
         self.size_bytes += len(part)
         self._commas += part.count(b",")
@@ -236,10 +237,12 @@ class Inflation:
         self._bound.check_bytes(self.size_bytes)
         self._bound.check_numbers(self._commas)
         if self._stream.eof and (self._stream.unused_data or self._at < len(self._body)):
-            raise BadRequest("The gzip body has data after its end; send a single gzip member.")
+            raise BadRequest(
+                "The compressed body has data after its end; send a single gzip member."
+            )
         if not self._stream.eof and not went_on:
-            raise BadRequest("The gzip body is incomplete.")
+            raise BadRequest("The compressed body is incomplete.")
 
     def take(self) -> bytes:
         """What it holds."""
-        return zlib.decompress(self._body, _GZIP, max(self.size_bytes, 1))
+        return zlib.decompress(self._body, _EITHER, max(self.size_bytes, 1))

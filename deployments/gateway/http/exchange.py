@@ -214,6 +214,10 @@ class Exchange:
             self._room.give(self.quota_key, self._held_bytes)
             self._held_bytes = 0
 
+    async def next_part(self) -> Message:
+        """Of the body, or that the client has left: ASGI's message, of a body that is a stream."""
+        return await self._receive()
+
     async def until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -273,8 +277,23 @@ class Exchange:
                 room.check(self.quota_key, len(answer.body) - self._answer_bytes, self._held_bytes)
             self.is_large = True
         self.replied = True
-        head = self._head(answer, headers or (), (b"content-length", b"%d" % len(answer.body)))
-        close = not self._whole and self._not_worth_reading()
+        await self._send_whole(status, answer, headers or ())
+
+    async def refuse(
+        self,
+        error: errors.HeadraceError,
+        form: Callable[[errors.HeadraceError], Encoded],
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        """`form`: how the path's protocol writes an error."""
+        headers = error.headers() if headers is None else headers
+        await self.reply(error.status, form(error), headers)
+
+    async def _send_whole(
+        self, status: int, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        head = self._head(answer, headers, (b"content-length", b"%d" % len(answer.body)))
+        close = self._closes()
         body = b"" if self.method == "HEAD" else answer.body
         if self._at_once:
             await self._send(
@@ -339,8 +358,10 @@ class Exchange:
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
 
-    def _not_worth_reading(self) -> bool:
+    def _closes(self) -> bool:
         """Whether what is left of the body is too much, unknown, or too slow to wait for."""
+        if self._whole:
+            return False
         declared = self.headers.get(b"content-length", b"0")
         if self._slow or b"transfer-encoding" in self.headers:
             return True

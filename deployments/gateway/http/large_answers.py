@@ -49,7 +49,8 @@ async def beginning(answer: LargeAnswer, pool: FairThreadPool, tenant: str) -> E
         part, more = await pool.run(tenant, _take, answer)
         made.append(part)
         size += len(part)
-    return Encoded(b"".join(made), answer.content_type, answer.headers, more)
+    whole = b"".join(made)
+    return Encoded(whole, answer.content_type, answer.headers, more, answer.size_bytes)
 
 
 async def send(
@@ -235,11 +236,13 @@ Parts = Iterator[bytes | memoryview]
 @dataclass(slots=True)
 class LargeAnswer:
     """`parts`: of the body, from which other parts can't be taken again. `headers`: those that
-    belong to its format; complete when the first part that is not empty has been made."""
+    belong to its format; complete when the first part that is not empty has been made.
+    `size_bytes`: of all of it; 0: not known."""
 
     parts: Parts
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    size_bytes: int = 0
 
     def take(self, breaks: Breaks | None = None) -> tuple[bytes, bool]:
         """The next `PIECE_BYTES`, or what some milliseconds make of it; whether more follows.

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 EXTENSION = "headrace.response.whole"
 TAKEN = "headrace.response.taken"
+TRAILERS = "http.response.trailers"
 UNCOUNTED_BYTES = HIGH_WATER_LIMIT
 _OFFERED = {EXTENSION: {}}  # type: ignore[var-annotated]
 _UvicornCycle = httptools_impl.RequestResponseCycle
@@ -25,9 +26,10 @@ _UvicornCycle = httptools_impl.RequestResponseCycle
 
 class WholeResponseCycle(_UvicornCycle):
     """One request and its answer. The message: `status`, `headers`, `body` (b"" of a HEAD),
-    `close`: the connection ends with it. The other, afterwards: `held` is told of the bytes that
-    the client has not taken, where that is more than a connection keeps; sending it ends when it
-    has, or is gone."""
+    `close`: the connection ends with it, where the request was not read to its end; `trailers`:
+    what follows the body, which is then sent as a chunk. The other, afterwards: `held` is told of
+    the bytes that the client has not taken, where that is more than a connection keeps; sending it
+    ends when it has, or is gone. ASGI's `http.response.trailers` ends an answer in chunks."""
 
     def __init__(self, scope: Any, *args: Any, **more: Any) -> None:
         scope["extensions"] = _OFFERED
@@ -39,6 +41,9 @@ class WholeResponseCycle(_UvicornCycle):
             if message["type"] == TAKEN:
                 await self._taken(message)
                 return
+            if message["type"] == TRAILERS:
+                self._end_with_trailers(message["headers"])
+                return
             if self.scope["http_version"] == "1.0":
                 self._end_with_connection(message)
             await super().send(message)
@@ -47,14 +52,25 @@ class WholeResponseCycle(_UvicornCycle):
             await self.flow.drain()
         if self.disconnected:
             return
-        self.keep_alive = self.keep_alive and not message["close"]
+        # What has been read needs no closing, whoever answered before the end.
+        self.keep_alive = self.keep_alive and not (message["close"] and self.more_body)
         self.transport.write(self._bytes(message))
-        self.response_started = self.response_complete = True
+        self.response_started = True
+        self._complete()
+
+    def _complete(self) -> None:
+        self.response_complete = True
         self.waiting_for_100_continue = False
         self.message_event.set()
         if not self.keep_alive:
             self.transport.close()
         self.on_response()
+
+    def _end_with_trailers(self, trailers: Any) -> None:
+        """Of an answer in chunks."""
+        if not self.disconnected and not self.response_complete:
+            self.transport.write(_ending(trailers))
+            self._complete()
 
     def _end_with_connection(self, message: Any) -> None:
         """Of an answer without a length: keeps uvicorn from sending chunks, and from missing what
@@ -79,8 +95,19 @@ class WholeResponseCycle(_UvicornCycle):
             parts += (name, b": ", value, b"\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", message["body"])
+        trailers, body = message.get("trailers"), message["body"]
+        if trailers is None:
+            parts += (b"\r\n", body)
+        else:
+            chunk = (b"%x\r\n" % len(body), body, b"\r\n") if body else ()
+            parts += (b"transfer-encoding: chunked\r\n\r\n", *chunk, _ending(trailers))
         return b"".join(parts)
+
+
+def _ending(trailers: Any) -> bytes:
+    """The last chunk, and what follows it."""
+    lines = b"".join([b"%b: %b\r\n" % each for each in trailers])
+    return b"0\r\n%b\r\n" % lines
 
 
 def offer() -> None:

@@ -56,7 +56,7 @@ def key_of(path: str, body: bytes) -> bytes:
     digest.update(b"\n%d\n" % len(body))
     digest.update(body[:_END_BYTES])
     digest.update(body[-_END_BYTES:])
-    digest.update(body[:: -(-len(body) // (_WHOLE_BYTES - 2 * _END_BYTES))])
+    digest.update(bytes(body[:: -(-len(body) // (_WHOLE_BYTES - 2 * _END_BYTES))]))
     return digest.digest()
 
 

@@ -180,8 +180,8 @@ def parse(
         _tensors(request.inputs, tail, check), request.id, [], binary is True, parameters
     )
     if request.outputs:
-        call.outputs = [_requested(output, call.binary_outputs) for output in request.outputs]
-        _refuse_duplicates("outputs", [output.name for output in call.outputs])
+        call.outputs = [requested(output, call.binary_outputs) for output in request.outputs]
+        refuse_duplicates("outputs", [output.name for output in call.outputs])
     return call
 
 
@@ -210,7 +210,7 @@ def _tensors(
             at += size
         decoded.append(Tensor(item.name, item.datatype, array))
     if len(decoded) > 1:
-        _refuse_duplicates("inputs", [tensor.name for tensor in decoded])
+        refuse_duplicates("inputs", [tensor.name for tensor in decoded])
     if tail is not None and at != len(tail):
         raise BadRequest(
             f"{len(tail)} bytes follow the JSON header, "
@@ -268,7 +268,7 @@ def _cut(item: InputTensor, tail: memoryview | None, at: int, size: int) -> memo
     return tail[at : at + size]
 
 
-def _requested(output: RequestedTensor, default: bool) -> RequestedOutput:
+def requested(output: RequestedTensor, default: bool) -> RequestedOutput:
     if output.parameters is None:
         return RequestedOutput(output.name, default)
     for key in output.parameters:
@@ -285,7 +285,7 @@ def _flag(parameters: _Parameters, key: str, label: str) -> bool | None:
     raise BadRequest(f"{label}: the parameter {key} must be true or false.")
 
 
-def _refuse_duplicates(what: str, names: list[str]) -> None:
+def refuse_duplicates(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -98,13 +98,16 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferCall:
-    """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form."""
+    """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form;
+    `model`, `version`: where the URL does not name them."""
 
     tensors: list[Tensor]
     id: str | None = None
     outputs: list[RequestedOutput] = field(default_factory=list)
     binary_outputs: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    version: str | None = None
 
 
 @dataclass(slots=True)
@@ -146,12 +149,13 @@ class ClassifyCall:
 @dataclass(slots=True)
 class Encoded:
     """An answer's body with the headers that belong to its format. `more`: it is the body's
-    beginning, and the rest is still to be made."""
+    beginning, and the rest is still to be made; `size_bytes`: of all of that, 0: not known."""
 
     body: bytes
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     more: bool = False
+    size_bytes: int = 0
 
 
 HALVES = frozenset({"FP16", "BF16"})

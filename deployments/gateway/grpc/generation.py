@@ -1,0 +1,148 @@
+"""Models that generate, over Open Inference: Triton's tensors of text to completions, and back.
+
+Inputs as those of Triton's vLLM backend: `text_input`, `stream`, `sampling_parameters` (a JSON
+object of the fields that `/v1/completions` takes) and `exclude_input_in_output` (true unless it is
+sent). The output is `text_output`, one element for each sequence; of a stream one message for each
+piece. Everything else about them is as over HTTP.
+Source: triton-inference-server/vllm_backend, README and model.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from deployments.contract.errors import BadRequest
+from deployments.gateway.grpc.messages import ModelInferResponse
+from deployments.gateway.http.protocols import openai_generation
+from deployments.gateway.http.protocols.openai_generation import GenerationCall
+from deployments.gateway.http.protocols.tensors import InferCall, Tensor
+
+INPUTS = {
+    "text_input": ("BYTES", "STRING"),
+    "stream": ("BOOL", "BOOL"),
+    "sampling_parameters": ("BYTES", "STRING"),
+    "exclude_input_in_output": ("BOOL", "BOOL"),
+}
+"""By name: the datatype, as metadata and as a configuration call it."""
+OUTPUT = "text_output"
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+_EVENT_END = b"\n\n"
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "echo")
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class TextAnswer:
+    """What is kept of one call until it is answered, and how the engine's answers become
+    messages."""
+
+    def __init__(self, call: InferCall, streams: bool) -> None:
+        self._model, self._id = call.model, call.id or ""
+        self.streams = streams
+        self.ends_empty = call.parameters.get(EMPTY_FINAL) is True
+        self._rest = b""
+
+    def whole(self, completion: bytes) -> bytes:
+        """A completion as a ModelInferResponse, serialised."""
+        choices = json.loads(completion)["choices"]
+        texts = [each["text"] for each in sorted(choices, key=lambda each: each["index"])]
+        return self._response(texts, final=None)
+
+    def pieces(self, data: bytes) -> Iterator[tuple[bytes, str]]:
+        """Of server-sent events: each piece as a ModelInferResponse, or the error that ends it."""
+        *events, self._rest = (self._rest + data).split(_EVENT_END)
+        for event in events:
+            said = event.removeprefix(_DATA)
+            if said == _DONE or not event.startswith(_DATA):
+                continue
+            fields = json.loads(said)
+            if "error" in fields:
+                yield b"", fields["error"]["message"]
+                continue
+            for choice in fields.get("choices", ()):
+                if choice["text"]:
+                    yield self._response([choice["text"]], final=False), ""
+
+    def last(self) -> bytes:
+        """The empty message that ends a stream, where it was asked for."""
+        return self._response(None, final=True)
+
+    def _response(self, texts: list[str] | None, final: bool | None) -> bytes:
+        response = ModelInferResponse(model_name=self._model, model_version="1", id=self._id)
+        if final is not None:
+            response.parameters[FINAL].bool_param = final
+        if texts is not None:
+            output = response.outputs.add(name=OUTPUT, datatype="BYTES")
+            output.shape.append(len(texts))
+            encoded = [text.encode() for text in texts]
+            parts = [len(text).to_bytes(4, "little") + text for text in encoded]
+            response.raw_output_contents.append(b"".join(parts))
+        serialised: bytes = response.SerializeToString()
+        return serialised
+
+
+def completion_of(call: InferCall, *, may_stream: bool) -> tuple[GenerationCall, TextAnswer]:
+    """`may_stream`: the answer may have several messages. Raises BadRequest."""
+    given = {tensor.name: _value(tensor) for tensor in call.tensors}
+    if "text_input" not in given:
+        raise BadRequest("the input text_input is missing", param="inputs")
+    unknown = [each.name for each in call.outputs if each.name != OUTPUT]
+    if unknown:
+        raise BadRequest(f"Unknown output '{unknown[0]}'; '{call.model}' has {OUTPUT}.")
+    streams = may_stream and given.get("stream", False)
+    echo = not given.get("exclude_input_in_output", True)
+    if echo and streams:
+        raise BadRequest("exclude_input_in_output must be true where the answer is streamed")
+    fields: dict[str, Any] = {
+        "model": call.model,
+        "prompt": given["text_input"],
+        "stream": streams,
+        **({"echo": True} if echo else {}),
+    }
+    body = json.dumps(fields).encode()
+    sampling = _sampling(given.get("sampling_parameters", ""))
+    if sampling:
+        body = b"%b, %b" % (body[:-1], msgspec.json.encode(sampling)[1:])
+    return openai_generation.decode_completion(body), TextAnswer(call, streams)
+
+
+def _sampling(text: str) -> dict[str, msgspec.Raw]:
+    """Raises BadRequest."""
+    if not text:
+        return {}
+    try:
+        found = _object.decode(text)
+    except msgspec.DecodeError as why:
+        raise BadRequest(f"sampling_parameters must be a JSON object: {why}") from None
+    for name in _OWN_FIELDS:
+        if name in found:
+            raise BadRequest(f"sampling_parameters may not have {name}; it has an input of its own")
+    return found
+
+
+def _value(tensor: Tensor) -> Any:
+    """The one element of an input. Raises BadRequest."""
+    if tensor.name not in INPUTS:
+        raise BadRequest(
+            f"Unknown input '{tensor.name}'; a model that generates takes {', '.join(INPUTS)}.",
+            param="inputs",
+        )
+    datatype = INPUTS[tensor.name][0]
+    if tensor.datatype != datatype or tensor.data.size != 1:
+        raise BadRequest(
+            f"Input '{tensor.name}' is {tensor.datatype} of shape {list(tensor.data.shape)}; must "
+            f"be {datatype} of shape [1]."
+        )
+    value = tensor.data.reshape(-1)[0]
+    if datatype == "BOOL":
+        return bool(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"Input '{tensor.name}' is no UTF-8.") from None

@@ -1,0 +1,302 @@
+"""`ModelInfer`: protobuf messages to the calls that Open Inference has over HTTP, and back.
+
+`raw_input_contents` has all inputs or none. Those of a long message stay views of it: its top level
+is read here, and protobuf sees the rest, which is short (80 MB take protobuf 0.1 s). Typed contents
+take many times their bytes in memory and are slow, so they are bounded. Who sends raw contents gets
+raw contents; FP16 and BF16 have no other form.
+Source: Open Inference Protocol, open_inference_grpc.proto; protobuf's encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from deployments.contract import errors
+from deployments.contract.description import ModelDescription
+from deployments.contract.errors import BadRequest
+from deployments.gateway.grpc.exchange import GrpcExchange
+from deployments.gateway.grpc.generation import completion_of
+from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
+from deployments.gateway.http.codecs import InferCodec, by_output
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.large_answers import PIECE_BYTES, LargeAnswer, Parts
+from deployments.gateway.http.protocols import open_inference, tensors
+from deployments.gateway.http.protocols.tensors import (
+    HALVES,
+    Encoded,
+    InferCall,
+    RequestedOutput,
+    RowTensor,
+    Tensor,
+)
+from deployments.gateway.http.row_conversion import join
+from deployments.gateway.rows import Array, RowAnswer, Rows
+
+_LONG_BYTES = 65_536
+MAX_SHORT_BYTES = 4 << 20  # of a message, all but its raw contents
+MAX_FIELDS = 4096
+_RAW_INPUT, _RAW_OUTPUT = 7, 6
+_LENGTH = 2  # protobuf's wire type of what has a length
+_FIXED = {1: 8, 5: 4}
+# Of `InferTensorContents`, by datatype.
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents",
+    "INT32": "int_contents", "INT64": "int64_contents", "UINT8": "uint_contents",
+    "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+
+
+class GrpcInferCodec(InferCodec):
+    """The call names its model, and may name a version. `generates`: whether a model of this name
+    does."""
+
+    label = "grpc"
+
+    def __init__(self, generates: Callable[[str], bool]) -> None:
+        self._generates = generates
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
+        """An `InferCall`, or a `GenerationCall`."""
+        assert isinstance(exchange, GrpcExchange)
+        raw: list[memoryview] | None = None
+        try:
+            if len(body) > _LONG_BYTES:
+                body, raw = without_raw(memoryview(body))
+            request = ModelInferRequest.FromString(body)
+        except DecodeError:
+            raise BadRequest("the message is no inference.ModelInferRequest") from None
+        exchange.message_id = request.id
+        call = call_of(request, request.raw_input_contents if raw is None else raw)
+        if not self._generates(call.model):
+            return call
+        asked, exchange.text = completion_of(call, may_stream=exchange.may_stream)
+        return asked
+
+    def encode(
+        self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Encoded:
+        joined = join(call, rows, by_output(rows, answers), d)
+        found = [output.dense() for output in joined]
+        response = _response(call, d, joined)
+        raw = _is_raw(call, joined)
+        for entry, tensor in zip(response.outputs, found, strict=True):
+            if raw:
+                packed = tensors.pack(tensor.datatype, tensor.data)
+                response.raw_output_contents.append(bytes(packed))
+            else:
+                _typed(entry.contents, tensor.datatype, tensor.data)
+        return Encoded(response.SerializeToString())
+
+    def pieces(
+        self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> LargeAnswer:
+        joined = join(call, rows, by_output(rows, answers), d)
+        response = _response(call, d, joined)
+        if not _is_raw(call, joined):
+            for entry, output in zip(response.outputs, joined, strict=True):
+                for row in output.padded():
+                    _typed(entry.contents, output.datatype, row)
+            return _in_pieces(response.SerializeToString(), ())
+        return _in_pieces(response.SerializeToString(), joined)
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        """Written by the exchange: a refusal has no message."""
+        return Encoded(b"")
+
+
+def _in_pieces(head: bytes, raw: Sequence[RowTensor]) -> LargeAnswer:
+    size = len(head)
+    for output in raw:
+        packed = output.packed_bytes
+        size += len(_raw_head(packed)) + packed
+
+    def parts() -> Parts:
+        for start in range(0, len(head), PIECE_BYTES):
+            yield head[start : start + PIECE_BYTES]
+        for output in raw:
+            yield _raw_head(output.packed_bytes)
+            for row in output.padded():
+                packed = memoryview(tensors.pack(output.datatype, row))
+                for start in range(0, len(packed), PIECE_BYTES):
+                    yield packed[start : start + PIECE_BYTES]
+
+    return LargeAnswer(parts(), size_bytes=size)
+
+
+def _raw_head(size: int) -> bytes:
+    return bytes((_RAW_OUTPUT << 3 | _LENGTH,)) + varint(size)
+
+
+def varint(value: int) -> bytes:
+    """A length, as protobuf writes it."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def without_raw(view: memoryview) -> tuple[bytes, list[memoryview]]:
+    """A `ModelInferRequest` without its raw contents, and those. Raises BadRequest."""
+    kept: list[memoryview] = []
+    raw: list[memoryview] = []
+    short = 0
+    for number, start, end, whole in _fields(view):
+        if number == _RAW_INPUT:
+            raw.append(view[start:end])
+            continue
+        kept.append(view[whole:end])
+        short += end - whole
+        if short > MAX_SHORT_BYTES:
+            raise BadRequest(
+                f"the message has more than {MAX_SHORT_BYTES} bytes besides raw_input_contents; "
+                "send large tensors as raw_input_contents"
+            )
+        if len(kept) + len(raw) > MAX_FIELDS:
+            raise BadRequest(f"the message has more than {MAX_FIELDS} fields")
+    return b"".join(kept), raw
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Of the top level: number, where the value starts and ends, and where the field begins.
+    Raises DecodeError."""
+    at, size = 0, len(view)
+    while at < size:
+        whole = at
+        tag, at = _varint(view, at)
+        kind = tag & 7
+        if kind == _LENGTH:
+            length, at = _varint(view, at)
+            end = at + length
+        elif kind == 0:
+            _, end = _varint(view, at)
+        elif kind in _FIXED:
+            end = at + _FIXED[kind]
+        else:
+            raise DecodeError
+        if end > size or not tag >> 3:
+            raise DecodeError
+        if tag >> 3 == _RAW_INPUT and kind != _LENGTH:
+            raise DecodeError
+        yield tag >> 3, at, end, whole
+        at = end
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(view):
+            raise DecodeError
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise DecodeError
+
+
+def call_of(request: Any, raw: Sequence[bytes | memoryview]) -> InferCall:
+    """`raw`: its raw contents. Raises BadRequest."""
+    inputs = request.inputs
+    if not request.model_name:
+        raise BadRequest("model_name is missing", param="model_name")
+    if not 1 <= len(inputs) <= open_inference.MAX_TENSORS:
+        raise BadRequest(
+            f"the request has {len(inputs)} inputs; must be 1 to {open_inference.MAX_TENSORS}",
+            param="inputs",
+        )
+    if raw and len(raw) != len(inputs):
+        raise BadRequest(
+            f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs; must have one "
+            "for each, in their order, or none",
+            param="raw_input_contents",
+        )
+    found = [_tensor(each, raw[at] if raw else None) for at, each in enumerate(inputs)]
+    open_inference.refuse_duplicates("inputs", [tensor.name for tensor in found])
+    call = InferCall(
+        found, request.id or None, [], bool(raw), _parameters(request.parameters),
+        request.model_name, request.model_version or None,
+    )  # fmt: skip
+    for each in request.outputs:
+        refuse_unsupported(each.name, _parameters(each.parameters))
+        call.outputs.append(RequestedOutput(each.name, bool(raw)))
+    open_inference.refuse_duplicates("outputs", [output.name for output in call.outputs])
+    return call
+
+
+def refuse_unsupported(name: str, parameters: dict[str, Any]) -> None:
+    open_inference.requested(open_inference.RequestedTensor(name, parameters), True)
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    found = {}
+    for name, value in given.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(value, kind)
+    return found
+
+
+def _tensor(item: Any, raw: bytes | memoryview | None) -> Tensor:
+    name, datatype, shape = item.name, item.datatype, list(item.shape)
+    has_contents = item.HasField("contents")
+    if raw is not None:
+        if has_contents:
+            raise BadRequest(
+                f"Tensor '{name}' has contents beside the request's raw_input_contents; "
+                "send only one of them."
+            )
+        return Tensor(name, datatype, tensors.unpack(memoryview(raw), name, datatype, shape))
+    if datatype in HALVES:
+        raise BadRequest(f"Tensor '{name}': {datatype} has no typed contents; send it raw.")
+    if not has_contents:
+        raise BadRequest(f"Tensor '{name}' has neither contents nor raw_input_contents.")
+    return Tensor(name, datatype, _from_contents(item.contents, name, datatype, shape))
+
+
+def _from_contents(contents: Any, name: str, datatype: str, shape: list[int]) -> Array:
+    dtype = tensors.dtype_of(datatype, name)
+    count = tensors.element_count(name, shape)
+    filled = [field.name for field, _ in contents.ListFields()]
+    wanted = _CONTENTS[datatype]
+    if filled != [wanted]:
+        raise BadRequest(
+            f"Tensor '{name}' is {datatype}, whose values stand in {wanted}; "
+            f"{', '.join(filled) or 'no values'} came."
+        )
+    values = getattr(contents, wanted)
+    if len(values) != count:
+        raise BadRequest(
+            f"Tensor '{name}': shape {shape} has {count} elements, {wanted} has {len(values)}."
+        )
+    if datatype == "BYTES":
+        flat = np.empty(count, dtype=object)
+        flat[:] = list(values)
+        return flat.reshape(shape)
+    try:
+        return np.array(values, dtype=dtype).reshape(shape)
+    except OverflowError:
+        raise BadRequest(f"Tensor '{name}': a value is out of {datatype}'s range.") from None
+
+
+def _response(call: InferCall, d: ModelDescription, outputs: Sequence[RowTensor]) -> Any:
+    """All but the tensors' values."""
+    response = ModelInferResponse(model_name=d.name, model_version=d.version, id=call.id or "")
+    for output in outputs:
+        entry = response.outputs.add(name=output.name, datatype=output.datatype)
+        entry.shape.extend(output.dense_shape)
+    return response
+
+
+def _is_raw(call: InferCall, outputs: Sequence[RowTensor]) -> bool:
+    return call.binary_outputs or any(output.datatype in HALVES for output in outputs)
+
+
+def _typed(contents: Any, datatype: str, data: Array) -> None:
+    getattr(contents, _CONTENTS[datatype]).extend(data.reshape(-1).tolist())

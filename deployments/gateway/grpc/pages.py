@@ -1,0 +1,81 @@
+"""The methods that ask about the server and its models: each is one of the HTTP pages, translated.
+
+A request becomes the path and body of the page, and the page's JSON becomes the message: Triton's
+messages and its JSON have the same names. Who may read what, the page decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from google.protobuf import json_format
+
+from deployments.gateway.grpc import messages
+
+
+class PageMethod(NamedTuple):
+    """`path`: of the request's page; `body`: of its request; `answer`: the message's fields, of the
+    page's status and JSON."""
+
+    request: Any
+    response: Any
+    verb: str
+    path: Callable[[Any], str]
+    answer: Callable[[int, Any], dict[str, Any]]
+    body: Callable[[Any], bytes] = lambda _: b""
+
+    def message(self, status: int, page: bytes) -> bytes:
+        """The page as the method's message, serialised."""
+        fields = self.answer(status, json.loads(page))
+        made = json_format.ParseDict(fields, self.response(), ignore_unknown_fields=True)
+        serialised: bytes = made.SerializeToString()
+        return serialised
+
+
+def _of_model(action: str) -> Callable[[Any], str]:
+    def path(request: Any) -> str:
+        version = f"/versions/{quote(request.version, safe='')}" if request.version else ""
+        return f"/v2/models/{quote(request.name, safe='')}{version}{action}"
+
+    return path
+
+
+def _statistics(request: Any) -> str:
+    return _of_model("/stats")(request) if request.name else "/v2/models/stats"
+
+
+def _as_it_is(status: int, page: Any) -> dict[str, Any]:
+    return dict(page)
+
+
+def _method(name: str, path: Any, answer: Any = _as_it_is, verb: str = "GET", **more: Any) -> Any:
+    request, response = (messages.message(f"inference.{name}{each}") for each in _ENDS)
+    where = path if callable(path) else lambda _: path
+    return PageMethod(request, response, verb, where, answer, **more)
+
+
+_ENDS = ("Request", "Response")
+PAGES: dict[str, PageMethod] = {
+    "ServerLive": _method("ServerLive", "/v2/health/live"),
+    "ServerReady": _method(
+        "ServerReady", "/v2/health/ready", lambda status, _: {"ready": status == 200}
+    ),
+    "ModelReady": _method(
+        "ModelReady", _of_model("/ready"), lambda status, _: {"ready": status == 200}
+    ),
+    "ServerMetadata": _method("ServerMetadata", "/v2"),
+    "ModelMetadata": _method("ModelMetadata", _of_model("")),
+    "ModelConfig": _method("ModelConfig", _of_model("/config"), lambda _, page: {"config": page}),
+    "ModelStatistics": _method("ModelStatistics", _statistics),
+    "RepositoryIndex": _method(
+        "RepositoryIndex",
+        "/v2/repository/index",
+        lambda _, page: {"models": page},
+        "POST",
+        body=lambda request: json.dumps({"ready": request.ready}).encode(),
+    ),
+}
+"""By the method's name in `inference.GRPCInferenceService`."""

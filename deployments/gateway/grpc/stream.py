@@ -1,0 +1,355 @@
+"""Calls with streams of messages: how they are read, answered side by side, and ended.
+
+A stream is open as long as its client likes, and counts as one request of its tenant under way.
+A message that has begun to arrive must come at the pace that bodies must. Of `ModelStreamInfer`
+each message is a request of its own: so many of a stream are under way at once, no more is read
+meanwhile, and each is answered when it is ready. A refused one is answered with its error, and the
+stream goes on. When the server ends, nothing more is read, what is under way is answered, and the
+stream ends with UNAVAILABLE.
+Source: Triton, grpc_service.proto, "ModelStreamInfer".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from deployments.contract import errors
+from deployments.gateway.grpc import frames
+from deployments.gateway.grpc.exchange import GrpcExchange, check_compression, engines_refusal
+from deployments.gateway.grpc.infer_codec import GrpcInferCodec, varint
+from deployments.gateway.grpc.messages import ModelStreamInferResponse
+from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.pipeline import Pipeline
+from deployments.gateway.services import GatewayServices
+from yaml_document.credentials import without_keys
+
+MAX_UNDER_WAY = 64
+_RESPONSE = b"\x12"  # `infer_response` of ModelStreamInferResponse, before its length
+_DRAIN_LOOK_S = 0.25
+_REFUSED = 400
+# `parameters["triton_final_response"] = true` of a ModelInferResponse, behind its other fields.
+_FINAL = bytes((0x22, 27, 0x0A, 21)) + b"triton_final_response" + bytes((0x12, 2, 0x08, 1))
+Headers = Iterable[tuple[bytes, bytes]]
+logger = logging.getLogger("headrace.gateway")
+
+
+class MessageStream:
+    """The messages of one call, in both directions; `async with` counts it as under way and ends
+    it. `ended`: its client has left, or the server ends."""
+
+    def __init__(self, call: GrpcExchange, services: GatewayServices) -> None:
+        self.call = call
+        self.left = asyncio.Event()
+        self.lock = asyncio.Lock()
+        self._services = services
+        self._began = False
+        self._reading: asyncio.Future[tuple[bytes, bool]] | None = None
+        self._partial_since: float | None = None  # on the loop's clock
+        self._held = 0
+
+    async def __aenter__(self) -> MessageStream:
+        self._services.identify(self.call)
+        self._services.begin(self.call.quota_key)
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        try:
+            if self._reading is not None:
+                self._reading.cancel()
+            if self.left.is_set():
+                return isinstance(error, errors.CallerLeft)
+            if error is None and self._services.models.draining:
+                error = _draining()
+            if error is not None and not isinstance(error, errors.HeadraceError):
+                return False
+            if not self._began and error is not None:
+                return False
+            await self._begin()
+            await self.call.end(error if isinstance(error, errors.HeadraceError) else None)
+            return True
+        finally:
+            self._services.end(self.call.quota_key)
+
+    @property
+    def ended(self) -> bool:
+        return self.left.is_set() or self._services.models.draining
+
+    async def wait_ended(self, seconds: float) -> None:
+        """At most so long, or until the client has left. Once all it sends has been read."""
+        self.read_ahead()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.left.wait()
+
+    async def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            await self.call.start_messages()
+
+    async def send(self, *parts: bytes) -> None:
+        """One message. Waits while the client is behind."""
+        async with self.lock:
+            await self.write(frames.prefix(sum(map(len, parts))), *parts)
+
+    async def write(self, *parts: bytes) -> None:
+        """Bytes of messages; by whoever holds the lock."""
+        await self._begin()
+        if not self.left.is_set():
+            await self.call.send_chunk(b"".join(parts))
+
+    async def messages(self, limits: BodyLimits) -> AsyncIterator[tuple[bool, bytes]]:
+        """Whether it is compressed, and the message as it was sent, until the client sends no more
+        or `ended`. Raises BodyTooLarge, BodyTimeout, BadRequest, UnsupportedMedia, Overloaded."""
+        buffer = bytearray()
+        more = True
+        try:
+            while True:
+                while (size := self._complete(buffer, limits)) is not None:
+                    compressed, body = buffer[0] == 1, bytes(buffer[frames.PREFIX_BYTES : size])
+                    del buffer[:size]
+                    self._partial(limits, 0)
+                    yield compressed, body
+                if not more or self.ended:
+                    break
+                self._partial(limits, len(buffer))
+                data, more = await self._read(len(buffer), limits)
+                buffer += data
+        finally:
+            self._partial(limits, 0)
+        if buffer and not self.ended:
+            raise errors.BadRequest("the stream ended within a message")
+
+    def _complete(self, buffer: bytearray, limits: BodyLimits) -> int | None:
+        """The bytes of the first message with its prefix; None: it is not all there."""
+        if len(buffer) < frames.PREFIX_BYTES:
+            return None
+        compressed, size = frames.read_prefix(buffer)
+        if compressed:
+            check_compression(self.call.headers.get(b"grpc-encoding"))
+        most = min(limits.max_bytes, self.call.max_message_bytes)
+        if size > most:
+            raise errors.BodyTooLarge(
+                f"a message has {size} bytes, more than gateway.grpc.max_message_bytes ({most})"
+            )
+        whole = size + frames.PREFIX_BYTES
+        return whole if len(buffer) >= whole else None
+
+    def _partial(self, limits: BodyLimits, size: int) -> None:
+        """So much of a message is there that is not whole; 0: of none. Raises Overloaded."""
+        if size and self._partial_since is None:
+            limits.arriving.begin(self.call.quota_key)
+            self._partial_since = asyncio.get_running_loop().time()
+        elif not size and self._partial_since is not None:
+            limits.arriving.end(self.call.quota_key)
+            self._partial_since = None
+            self._held = 0
+            self.call.release()
+        if size > self._held:
+            self.call.hold(size - self._held, limits.room)
+            self._held = size
+
+    async def _read(self, size: int, limits: BodyLimits) -> tuple[bytes, bool]:
+        """What comes next, and whether more may follow; nothing: the server ends. `size`: of the
+        message that is not whole, which must come at the pace of bodies."""
+        reading = self.read_ahead()
+        loop = asyncio.get_running_loop()
+        while not reading.done() and not self.ended:
+            wait_s = _DRAIN_LOOK_S
+            if self._partial_since is not None:
+                wait_s = self._partial_since + limits.due_s(size) - loop.time()
+                if wait_s <= 0:
+                    raise errors.BodyTimeout("a message did not arrive in time")
+            await asyncio.wait((reading,), timeout=min(wait_s, _DRAIN_LOOK_S))
+        if not reading.done():
+            return b"", True
+        self._reading = None
+        return reading.result()
+
+    def read_ahead(self) -> asyncio.Future[tuple[bytes, bool]]:
+        """Begin to read what comes next, so that it is heard when the client leaves."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._received())
+        return self._reading
+
+    async def _received(self) -> tuple[bytes, bool]:
+        message = await self.call.next_part()
+        if message["type"] == "http.disconnect":
+            self.left.set()
+            return b"", False
+        return message.get("body", b""), message.get("more_body", False)
+
+
+def _draining() -> errors.HeadraceError:
+    return errors.Overloaded(
+        "the server is draining and takes no new requests",
+        retry_after_s=errors.NOT_READY_S,
+        reason="draining",
+    )
+
+
+class InferStream:
+    """One `ModelStreamInfer`."""
+
+    def __init__(
+        self,
+        call: GrpcExchange,
+        services: GatewayServices,
+        pipeline: Pipeline,
+        codec: GrpcInferCodec,
+    ) -> None:
+        self._stream = MessageStream(call, services)
+        self._services, self._pipeline, self._codec = services, pipeline, codec
+        self._places = asyncio.Semaphore(MAX_UNDER_WAY)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Raises HeadraceError before anything was sent."""
+        stream, number = self._stream, 0
+        async with stream:
+            try:
+                async for compressed, message in stream.messages(self._services.limits):
+                    number += 1
+                    call = StreamedCall(stream, message, compressed, number)
+                    stream.read_ahead()
+                    await self._places.acquire()
+                    task = asyncio.create_task(self._answer(call))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                stream.read_ahead()
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+
+    async def _answer(self, call: StreamedCall) -> None:
+        try:
+            await self._pipeline.answer(call, self._codec, None)
+        except Exception:
+            logger.exception("unexpected", extra={"request_id": call.request_id.decode("latin-1")})
+            await call.failed()
+        finally:
+            call.close()
+            self._places.release()
+
+
+class StreamedCall(GrpcExchange):
+    """One message of a stream, and its answers. `number`: which of the stream's."""
+
+    __slots__ = ("_message", "_stream", "_writes")
+    may_stream = True
+
+    def __init__(
+        self, stream: MessageStream, message: bytes, compressed: bool, number: int
+    ) -> None:
+        call = stream.call
+        scope = {
+            "method": call.method,
+            "raw_path": call.path.encode("latin-1"),
+            "headers": call.headers.items(),
+            "client": call.client,
+        }
+        super().__init__(scope, call.next_part, _nowhere, call.watch, call.max_message_bytes)
+        if number > 1:
+            self.headers.pop(b"grpc-timeout", None)  # that of the stream
+        self.request_id = b"%b-%d" % (call.request_id, number)
+        self._stream, self._message, self._compressed = stream, message, compressed
+        self._writes = False  # an answer in pieces
+
+    async def body(self, limits: BodyLimits) -> bytes:
+        if len(self._message) > limits.max_bytes:
+            raise errors.BodyTooLarge(
+                f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
+            )
+        self.hold(len(self._message), limits.room)
+        message, self._message = self._message, b""
+        return message
+
+    async def until_disconnect(self) -> None:
+        await self._stream.left.wait()
+
+    async def refuse(
+        self,
+        error: errors.HeadraceError,
+        form: Callable[[errors.HeadraceError], Encoded],
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        self.replied = True
+        await self._say(error.message)
+
+    async def failed(self) -> None:
+        """Of a fault that nobody expected."""
+        if not self.replied:
+            await self._say(
+                "an unexpected error; the server's log has its details under the request id "
+                + self.request_id.decode("latin-1")
+            )
+
+    async def _say(self, message: str) -> None:
+        answer = ModelStreamInferResponse(error_message=without_keys(message))
+        answer.infer_response.id = self.message_id
+        await self._stream.send(answer.SerializeToString())
+
+    async def _send_whole(self, status: int, answer: Encoded, headers: Headers) -> None:
+        body = answer.body
+        if self.text is not None:
+            if status >= _REFUSED:
+                await self._say(engines_refusal(status, body).message)
+                return
+            body = self.text.whole(body)
+        await self._stream.send(*_response(body, _FINAL))
+
+    async def begin(self, answer: Encoded, headers: Headers) -> None:
+        """Of a large answer: nobody else writes until its end."""
+        self.replied = True
+        size = answer.size_bytes + len(_FINAL)
+        head = _RESPONSE + varint(size)
+        await self._stream.lock.acquire()
+        self._writes = True
+        await self._stream.write(frames.prefix(len(head) + size), head, answer.body)
+
+    async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.replied = True
+
+    async def send_chunk(self, data: bytes) -> None:
+        if self.text is None:
+            await self._stream.write(data)
+            return
+        for response, error in self.text.pieces(data):
+            if error:
+                self.text.ends_empty = False
+                await self._say(error)
+            else:
+                await self._stream.send(*_response(response))
+
+    async def end_stream(self) -> None:
+        if self.text is None:
+            await self._stream.write(_FINAL)
+            self._writes = False
+            self._stream.lock.release()
+        elif self.text.ends_empty:
+            await self._stream.send(*_response(self.text.last()))
+
+    async def await_drained(self, room: BodyRoom) -> None:
+        self.release()
+
+    def close(self) -> None:
+        """However it ended. A message that is not whole ends the stream."""
+        self.release()
+        if self._writes:
+            self._writes = False
+            self._stream.left.set()
+            self._stream.lock.release()
+
+
+def _response(body: bytes, last: bytes = b"") -> tuple[bytes, ...]:
+    return _RESPONSE + varint(len(body) + len(last)), body, last
+
+
+async def _nowhere(message: Any) -> None:
+    raise AssertionError("a stream's message is answered within the stream")
