@@ -34,8 +34,8 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(patsubst %,requirements/%.loc
 	@touch $@
 
 # torch is the one package without digests: its build for processors has others than PyPI's.
-$(VENV)/.dev: $(VENV)/.installed requirements/compiler.lock requirements/dev.lock
-	$(NOT_COMPILED) -r requirements/compiler.lock -r requirements/dev.lock
+$(VENV)/.dev: $(VENV)/.installed $(patsubst %,requirements/%.lock,compiler dev clients)
+	$(NOT_COMPILED) -r requirements/compiler.lock -r requirements/dev.lock -r requirements/clients.lock
 	$(PIP) install --quiet --no-compile '$(TORCH)'
 	@touch $@
 

@@ -28,6 +28,7 @@ from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
 from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
+from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded, InferCall
 from deployments.gateway.models.served_model import ServedModel
@@ -152,6 +153,8 @@ class Pipeline:
             name = call.model or self._only(caller, codec)
             selection = self._select(context, caller, name, version, adapter)
             selection.check_room(queue_request(context, selection.scheduling))
+        if isinstance(call, InferCall) and call.parameters:
+            context.options = open_inference.with_parameters(context.options, call.parameters)
         context.mark("parse")
         # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
         # or the live version. A request that generates goes on in `generation`, which sends the

@@ -376,7 +376,7 @@ class GatewayServices:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
         size = bound()
-        inflation = Inflation(body, self.limits.within(size), size)
+        inflation = Inflation(body, self.limits.within(size), size, exchange.encoding)
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)
         exchange.hold(inflation.size_bytes, self.limits.room)

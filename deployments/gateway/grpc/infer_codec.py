@@ -148,6 +148,8 @@ def without_raw(view: memoryview) -> tuple[bytes, list[memoryview]]:
     raw: list[memoryview] = []
     short = 0
     for number, start, end, whole in _fields(view):
+        if len(kept) + len(raw) >= MAX_FIELDS:
+            raise BadRequest(f"the message has more than {MAX_FIELDS} fields")
         if number == _RAW_INPUT:
             raw.append(view[start:end])
             continue
@@ -158,8 +160,6 @@ def without_raw(view: memoryview) -> tuple[bytes, list[memoryview]]:
                 f"the message has more than {MAX_SHORT_BYTES} bytes besides raw_input_contents; "
                 "send large tensors as raw_input_contents"
             )
-        if len(kept) + len(raw) > MAX_FIELDS:
-            raise BadRequest(f"the message has more than {MAX_FIELDS} fields")
     return b"".join(kept), raw
 
 
@@ -280,7 +280,7 @@ def _from_contents(contents: Any, name: str, datatype: str, shape: list[int]) ->
         flat[:] = list(values)
         return flat.reshape(shape)
     try:
-        return np.array(values, dtype=dtype).reshape(shape)
+        return np.array(list(values), dtype=dtype).reshape(shape)
     except OverflowError:
         raise BadRequest(f"Tensor '{name}': a value is out of {datatype}'s range.") from None
 

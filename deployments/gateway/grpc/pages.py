@@ -14,6 +14,7 @@ from urllib.parse import quote
 from google.protobuf import json_format
 
 from deployments.gateway.grpc import messages
+from deployments.gateway.grpc.generation import INPUTS, OUTPUT
 
 
 class PageMethod(NamedTuple):
@@ -47,6 +48,34 @@ def _statistics(request: Any) -> str:
     return _of_model("/stats")(request) if request.name else "/v2/models/stats"
 
 
+def _metadata(status: int, page: Any) -> dict[str, Any]:
+    """Of a model that generates, with the tensors that gRPC gives it."""
+    if not page["inputs"]:
+        texts = [
+            {"name": name, "datatype": kind, "shape": [1]} for name, (kind, _) in INPUTS.items()
+        ]
+        output = {"name": OUTPUT, "datatype": "BYTES", "shape": [-1]}
+        return {**page, "inputs": texts, "outputs": [output]}
+    return dict(page)
+
+
+def _config(status: int, page: Any) -> dict[str, Any]:
+    """As `_metadata`."""
+    if not page["input"]:
+        texts = [
+            {
+                "name": name,
+                "data_type": f"TYPE_{kind}",
+                "dims": [1],
+                "optional": name != "text_input",
+            }
+            for name, (_, kind) in INPUTS.items()
+        ]
+        output = {"name": OUTPUT, "data_type": "TYPE_STRING", "dims": [-1]}
+        page = {**page, "input": texts, "output": [output]}
+    return {"config": page}
+
+
 def _as_it_is(status: int, page: Any) -> dict[str, Any]:
     return dict(page)
 
@@ -67,8 +96,8 @@ PAGES: dict[str, PageMethod] = {
         "ModelReady", _of_model("/ready"), lambda status, _: {"ready": status == 200}
     ),
     "ServerMetadata": _method("ServerMetadata", "/v2"),
-    "ModelMetadata": _method("ModelMetadata", _of_model("")),
-    "ModelConfig": _method("ModelConfig", _of_model("/config"), lambda _, page: {"config": page}),
+    "ModelMetadata": _method("ModelMetadata", _of_model(""), _metadata),
+    "ModelConfig": _method("ModelConfig", _of_model("/config"), _config),
     "ModelStatistics": _method("ModelStatistics", _statistics),
     "RepositoryIndex": _method(
         "RepositoryIndex",

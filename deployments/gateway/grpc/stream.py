@@ -31,6 +31,7 @@ from yaml_document.credentials import without_keys
 MAX_UNDER_WAY = 64
 _RESPONSE = b"\x12"  # `infer_response` of ModelStreamInferResponse, before its length
 _DRAIN_LOOK_S = 0.25
+_READ_AHEAD_BYTES = 262_144
 _REFUSED = 400
 # `parameters["triton_final_response"] = true` of a ModelInferResponse, behind its other fields.
 _FINAL = bytes((0x22, 27, 0x0A, 21)) + b"triton_final_response" + bytes((0x12, 2, 0x08, 1))
@@ -48,19 +49,23 @@ class MessageStream:
         self.lock = asyncio.Lock()
         self._services = services
         self._began = False
-        self._reading: asyncio.Future[tuple[bytes, bool]] | None = None
+        self._pumping: asyncio.Task[None] | None = None
+        self._parts: list[bytes] = []  # that came, and nobody has taken
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
+        self._is_whole = False  # the client sends no more
         self._partial_since: float | None = None  # on the loop's clock
         self._held = 0
 
     async def __aenter__(self) -> MessageStream:
         self._services.identify(self.call)
         self._services.begin(self.call.quota_key)
+        self._pumping = asyncio.create_task(self._pump())
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         try:
-            if self._reading is not None:
-                self._reading.cancel()
+            if self._pumping is not None:
+                self._pumping.cancel()
             if self.left.is_set():
                 return isinstance(error, errors.CallerLeft)
             if error is None and self._services.models.draining:
@@ -80,8 +85,7 @@ class MessageStream:
         return self.left.is_set() or self._services.models.draining
 
     async def wait_ended(self, seconds: float) -> None:
-        """At most so long, or until the client has left. Once all it sends has been read."""
-        self.read_ahead()
+        """At most so long, or until the client has left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.left.wait()
@@ -156,32 +160,37 @@ class MessageStream:
     async def _read(self, size: int, limits: BodyLimits) -> tuple[bytes, bool]:
         """What comes next, and whether more may follow; nothing: the server ends. `size`: of the
         message that is not whole, which must come at the pace of bodies."""
-        reading = self.read_ahead()
         loop = asyncio.get_running_loop()
-        while not reading.done() and not self.ended:
+        while not self._parts and not self._is_whole and not self.ended:
             wait_s = _DRAIN_LOOK_S
             if self._partial_since is not None:
                 wait_s = self._partial_since + limits.due_s(size) - loop.time()
                 if wait_s <= 0:
                     raise errors.BodyTimeout("a message did not arrive in time")
-            await asyncio.wait((reading,), timeout=min(wait_s, _DRAIN_LOOK_S))
-        if not reading.done():
-            return b"", True
-        self._reading = None
-        return reading.result()
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(wait_s, _DRAIN_LOOK_S)):
+                    await self._news.wait()
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._taken.set()
+        return data, not self._is_whole
 
-    def read_ahead(self) -> asyncio.Future[tuple[bytes, bool]]:
-        """Begin to read what comes next, so that it is heard when the client leaves."""
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._received())
-        return self._reading
-
-    async def _received(self) -> tuple[bytes, bool]:
-        message = await self.call.next_part()
-        if message["type"] == "http.disconnect":
-            self.left.set()
-            return b"", False
-        return message.get("body", b""), message.get("more_body", False)
+    async def _pump(self) -> None:
+        """Reads what the client sends, a little ahead of who takes it, so that it is heard when
+        the client leaves."""
+        while not self.left.is_set():
+            message = await self.call.next_part()
+            if message["type"] == "http.disconnect":
+                self.left.set()
+            else:
+                if data := message.get("body", b""):
+                    self._parts.append(data)
+                self._is_whole = not message.get("more_body", False)
+            self._news.set()
+            if sum(map(len, self._parts)) > _READ_AHEAD_BYTES:
+                self._taken.clear()
+                await self._taken.wait()
 
 
 def _draining() -> errors.HeadraceError:
@@ -215,12 +224,10 @@ class InferStream:
                 async for compressed, message in stream.messages(self._services.limits):
                     number += 1
                     call = StreamedCall(stream, message, compressed, number)
-                    stream.read_ahead()
                     await self._places.acquire()
                     task = asyncio.create_task(self._answer(call))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
-                stream.read_ahead()
                 while self._tasks:
                     await asyncio.wait(self._tasks)
             finally:

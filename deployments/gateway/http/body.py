@@ -102,7 +102,7 @@ MIN_BYTES_PER_S = 500.0
 SLOW_GRACE_S = 5.0
 _SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
-_EITHER = 32 + zlib.MAX_WBITS  # gzip or zlib, by its head
+_WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,16 @@ class Inflation:
     `bound` has numbers: a million of them fit a kilobyte.
     """
 
-    def __init__(self, body: bytes, limits: BodyLimits, bound: BodyBound = UNBOUNDED) -> None:
+    def __init__(
+        self,
+        body: bytes,
+        limits: BodyLimits,
+        bound: BodyBound = UNBOUNDED,
+        encoding: bytes = b"gzip",
+    ) -> None:
         self._body, self._limits, self._bound = memoryview(body), limits, bound
-        self._stream = zlib.decompressobj(wbits=_EITHER)
+        self._wbits = _WBITS[encoding]
+        self._stream = zlib.decompressobj(wbits=self._wbits)
         self._at = self._commas = self.size_bytes = 0
 
     @property
@@ -224,7 +231,7 @@ class Inflation:
             part = self._stream.decompress(ahead, _STEP_BYTES)
         except zlib.error:
             raise BadRequest(
-                "The body is not valid gzip or deflate, which its encoding claims."
+                "The body is not valid gzip or deflate, as its encoding says."
             ) from None
         self.size_bytes += len(part)
         self._commas += part.count(b",")
@@ -245,4 +252,4 @@ class Inflation:
 
     def take(self) -> bytes:
         """What it holds."""
-        return zlib.decompress(self._body, _EITHER, max(self.size_bytes, 1))
+        return zlib.decompress(self._body, self._wbits, max(self.size_bytes, 1))

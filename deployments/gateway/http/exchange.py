@@ -32,7 +32,7 @@ from deployments.gateway.tenancy.rates import NOBODY
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
 _MAX_DIGITS = 18
-_NAME = re.compile(rb"[\x20-\x7e]{1,128}")
+SESSION = re.compile(rb"[\x20-\x7e]{1,128}")
 _PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
 Message = MutableMapping[str, Any]
 _WATCH_AFTER_S = 0.05
@@ -230,7 +230,7 @@ class Exchange:
         given = self.headers.get(b"x-session-id")
         if given is None:
             return ""
-        if not _NAME.fullmatch(given):
+        if not SESSION.fullmatch(given):
             raise errors.BadRequest("x-session-id must be 1 to 128 printable characters")
         return given.decode("ascii")
 
@@ -386,7 +386,7 @@ def _too_slow(limits: BodyLimits) -> str:
 
 def _request_id(given: bytes | None) -> bytes:
     """The caller's, if it is short and printable; it goes into logs and answers as it is."""
-    if given is not None and _NAME.fullmatch(given):
+    if given is not None and SESSION.fullmatch(given):
         return given
     return b"%032x" % getrandbits(128)
 

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from deployments.contract.errors import BadRequest
+from deployments.gateway.http.exchange import SESSION, RequestOptions
 from deployments.gateway.http.large_answers import (
     PIECE_BYTES,
     LargeAnswer,
@@ -283,6 +284,27 @@ def _flag(parameters: _Parameters, key: str, label: str) -> bool | None:
     if value is None or isinstance(value, bool):
         return value
     raise BadRequest(f"{label}: the parameter {key} must be true or false.")
+
+
+def with_parameters(options: RequestOptions, parameters: _Parameters) -> RequestOptions:
+    """`options`, and what Triton's clients say in parameters: `timeout` (microseconds) bounds the
+    budget, and a `sequence_id` is a session where the headers name none. Raises BadRequest."""
+    timeout_us = json_body.integer(parameters.get("timeout"))
+    if timeout_us:
+        if type(timeout_us) is not int or timeout_us < 0:
+            raise BadRequest("The parameter timeout must be a whole number of microseconds.")
+        given_s = timeout_us / 1e6
+        budget_s = given_s if options.budget_s is None else min(given_s, options.budget_s)
+        options = options._replace(budget_s=budget_s)
+    sequence = parameters.get("sequence_id")
+    if sequence and not options.session:
+        session = str(sequence)
+        if isinstance(sequence, bool) or not SESSION.fullmatch(session.encode()):
+            raise BadRequest(
+                "The parameter sequence_id must be a whole number or 1 to 128 printable characters."
+            )
+        options = options._replace(session=session)
+    return options
 
 
 def refuse_duplicates(what: str, names: list[str]) -> None:

