@@ -90,6 +90,7 @@ N ?= 1000000
 fuzz: dev
 	$(BIN)/python tests/hostile/fuzzing.py $(N)
 	$(BIN)/python tests/hostile/fuzz_generation.py $(N)
+	$(BIN)/python tests/hostile/fuzz_grpc.py $(N)
 	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py \
 	  tests/hostile/test_described_interface.py
 

@@ -113,7 +113,7 @@ class Answering(Played):
 # ---- what is drawn ------------------------------------------------------------------------------
 
 
-def _mutated(rng: random.Random, data: bytes) -> bytes:
+def mutated(rng: random.Random, data: bytes) -> bytes:
     for _ in range(rng.choice([0, 0, 0, 1, 1, 2, 4])):
         at, end = sorted((rng.randint(0, len(data)), rng.randint(0, len(data))))
         end = min(end, at + 40)
@@ -163,9 +163,9 @@ class Kinds:
         }  # fmt: skip
 
     async def http(self, rng: random.Random) -> str:
-        body = _mutated(rng, json.dumps(_changed(rng, {"inputs": [_TENSOR]})).encode())
+        body = mutated(rng, json.dumps(_changed(rng, {"inputs": [_TENSOR]})).encode())
         if rng.random() < 0.2:
-            body = _mutated(rng, gzip.compress(body))
+            body = mutated(rng, gzip.compress(body))
         method = rng.choice(["POST", "POST", "POST", "GET", "PUT", "HEAD", "DELETE", "X"])
         return await self._ask(method, rng.choice(_PATHS), _headers(rng), body)
 
@@ -177,23 +177,23 @@ class Kinds:
         head = json.dumps(_changed(rng, {"inputs": [tensor], "outputs": []})).encode()
         length = rng.choice([len(head), len(head), len(head), len(head) + 1, 0, 10**9])
         named = [(b"inference-header-content-length", b"%d" % length)]
-        return await self._ask("POST", _PATHS[0], named, _mutated(rng, head) + raw)
+        return await self._ask("POST", _PATHS[0], named, mutated(rng, head) + raw)
 
     async def chat(self, rng: random.Random) -> str:
         asked = {**_CHAT, "stream": rng.random() < 0.5}
-        body = _mutated(rng, json.dumps(_changed(rng, asked)).encode())
+        body = mutated(rng, json.dumps(_changed(rng, asked)).encode())
         path = rng.choice(["/v1/chat/completions"] * 3 + _PATHS[5:8])
         return await self._ask("POST", path, _headers(rng), body)
 
     async def completion(self, rng: random.Random) -> str:
         prompt = rng.choice(["hello", ["a", "b"], [1, 2, 3], [[1], [2, 3]]])
         asked = {**_COMPLETION, "prompt": prompt, "stream": rng.random() < 0.5}
-        body = _mutated(rng, json.dumps(_changed(rng, asked)).encode())
+        body = mutated(rng, json.dumps(_changed(rng, asked)).encode())
         return await self._ask("POST", "/v1/completions", _headers(rng), body)
 
     async def image(self, rng: random.Random) -> str:
         """A file alone, or in JSON."""
-        file = _mutated(rng, rng.choice(self._files))
+        file = mutated(rng, rng.choice(self._files))
         kind = rng.choice([b"image/png", b"image/jpeg", b"application/octet-stream"])
         if rng.random() < 0.5:
             instance = {"b64": base64.b64encode(file).decode()}
@@ -216,7 +216,7 @@ class Kinds:
 
     async def settings(self, rng: random.Random) -> str:
         path = self._folder / "settings.yaml"
-        path.write_bytes(_mutated(rng, _SETTINGS.encode()))
+        path.write_bytes(mutated(rng, _SETTINGS.encode()))
         try:
             load(path)
         except SettingsErrors:
@@ -226,7 +226,7 @@ class Kinds:
     async def archive(self, rng: random.Random) -> str:
         suffix = rng.choice([".zip", ".tar", ".tar.gz"])
         path, folder = self._folder / f"a{suffix}", self._folder / "unpacked"
-        path.write_bytes(_mutated(rng, _archive(rng, suffix)))
+        path.write_bytes(mutated(rng, _archive(rng, suffix)))
         try:
             archive.unpack(path, folder)
         except SourceError:

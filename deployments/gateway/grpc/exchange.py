@@ -17,7 +17,7 @@ from dataclasses import replace
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
 from deployments.gateway.grpc.generation import TextAnswer
-from deployments.gateway.http.body import BodyLimits
+from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.tensors import Encoded
@@ -109,12 +109,22 @@ class GrpcExchange(Exchange):
         ]
         await self._send_at_once(head, b"", None)
 
-    async def _send_whole(self, status: int, answer: Encoded, headers: Headers) -> None:
+    async def reply(
+        self,
+        status: int,
+        answer: Encoded,
+        headers: list[tuple[bytes, bytes]] | None = None,
+        room: BodyRoom | None = None,
+    ) -> None:
+        """Raises Overloaded, and RowFailed for what an engine should not have answered."""
         if self.text is not None:
             if status >= _REFUSED:
-                await self.refuse(engines_refusal(status, answer.body), _no_form, list(headers))
+                await self.refuse(_engines_refusal(status, answer.body), _no_form, headers)
                 return
             answer = Encoded(self.text.whole(answer.body))
+        await super().reply(status, answer, headers, room)
+
+    async def _send_whole(self, status: int, answer: Encoded, headers: Headers) -> None:
         body = b"".join((frames.prefix(len(answer.body)), answer.body))
         await self._send_at_once(self._head(answer, headers), body, (frames.OK,))
 
@@ -158,7 +168,7 @@ class GrpcExchange(Exchange):
         ]
 
 
-def engines_refusal(status: int, body: bytes) -> errors.HeadraceError:
+def _engines_refusal(status: int, body: bytes) -> errors.HeadraceError:
     """The error in an engine's own answer, which is OpenAI's."""
     error = errors.BadRequest("") if status < _FAILED else errors.RowFailed("")
     try:

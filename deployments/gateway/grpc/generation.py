@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.contract.errors import BadRequest
+from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.grpc.messages import ModelInferResponse
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
@@ -35,6 +35,23 @@ _EVENT_END = b"\n\n"
 _DATA = b"data: "
 _DONE = b"[DONE]"
 _OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "echo")
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    index: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Error | None = None
+
+
+_completion = msgspec.json.Decoder(_Completion)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -49,9 +66,12 @@ class TextAnswer:
         self._rest = b""
 
     def whole(self, completion: bytes) -> bytes:
-        """A completion as a ModelInferResponse, serialised."""
-        choices = json.loads(completion)["choices"]
-        texts = [each["text"] for each in sorted(choices, key=lambda each: each["index"])]
+        """A completion as a ModelInferResponse, serialised. Raises RowFailed."""
+        try:
+            choices = _completion.decode(completion).choices
+        except msgspec.DecodeError:
+            raise RowFailed("the engine's answer is no completion") from None
+        texts = [each.text for each in sorted(choices, key=lambda each: each.index)]
         return self._response(texts, final=None)
 
     def pieces(self, data: bytes) -> Iterator[tuple[bytes, str]]:
@@ -61,13 +81,16 @@ class TextAnswer:
             said = event.removeprefix(_DATA)
             if said == _DONE or not event.startswith(_DATA):
                 continue
-            fields = json.loads(said)
-            if "error" in fields:
-                yield b"", fields["error"]["message"]
+            try:
+                found = _completion.decode(said)
+            except msgspec.DecodeError:
+                yield b"", "the engine's answer is no completion"
                 continue
-            for choice in fields.get("choices", ()):
-                if choice["text"]:
-                    yield self._response([choice["text"]], final=False), ""
+            if found.error is not None:
+                yield b"", found.error.message
+            for choice in found.choices:
+                if choice.text:
+                    yield self._response([choice.text], final=False), ""
 
     def last(self) -> bytes:
         """The empty message that ends a stream, where it was asked for."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
-from deployments.gateway.grpc.exchange import GrpcExchange, check_compression, engines_refusal
+from deployments.gateway.grpc.exchange import GrpcExchange, check_compression
 from deployments.gateway.grpc.infer_codec import GrpcInferCodec, varint
 from deployments.gateway.grpc.messages import ModelStreamInferResponse
 from deployments.gateway.http.body import BodyLimits, BodyRoom
@@ -32,7 +32,6 @@ MAX_UNDER_WAY = 64
 _RESPONSE = b"\x12"  # `infer_response` of ModelStreamInferResponse, before its length
 _DRAIN_LOOK_S = 0.25
 _READ_AHEAD_BYTES = 262_144
-_REFUSED = 400
 # `parameters["triton_final_response"] = true` of a ModelInferResponse, behind its other fields.
 _FINAL = bytes((0x22, 27, 0x0A, 21)) + b"triton_final_response" + bytes((0x12, 2, 0x08, 1))
 Headers = Iterable[tuple[bytes, bytes]]
@@ -303,13 +302,7 @@ class StreamedCall(GrpcExchange):
         await self._stream.send(answer.SerializeToString())
 
     async def _send_whole(self, status: int, answer: Encoded, headers: Headers) -> None:
-        body = answer.body
-        if self.text is not None:
-            if status >= _REFUSED:
-                await self._say(engines_refusal(status, body).message)
-                return
-            body = self.text.whole(body)
-        await self._stream.send(*_response(body, _FINAL))
+        await self._stream.send(*_response(answer.body, _FINAL))
 
     async def begin(self, answer: Encoded, headers: Headers) -> None:
         """Of a large answer: nobody else writes until its end."""
