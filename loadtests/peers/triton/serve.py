@@ -3,7 +3,8 @@
 Runs in the peer's own environment (`python -m loadtests.peers.venvs triton`). It takes the server
 in the `nvidia-pytriton` wheel, gives it the Python backend's stub for this interpreter, writes a
 model repository, and becomes the server. `--threads` is the number of HTTP threads, which Triton's
-documentation advises to raise for many connections. gRPC, metrics and logs are off.
+documentation advises to raise for many connections. Metrics and logs are off, and gRPC unless it
+has a port.
 
 Source: Triton user guide, "Dynamic Batcher" and "Optimization"; the wheel's own start-up.
 """
@@ -43,7 +44,9 @@ def write_repository(root: Path) -> None:
     shutil.copy(HERE / "device_model.py", version_dir / "model.py")
 
 
-def server_command(server_dir: Path, repository: Path, port: int, threads: int) -> list[str]:
+def server_command(
+    server_dir: Path, repository: Path, port: int, threads: int, grpc_port: int
+) -> list[str]:
     return [
         str(server_dir / "bin" / "tritonserver"),
         f"--model-repository={repository}",
@@ -51,7 +54,8 @@ def server_command(server_dir: Path, repository: Path, port: int, threads: int) 
         "--http-address=127.0.0.1",
         f"--http-port={port}",
         f"--http-thread-count={threads}",
-        "--allow-grpc=false",
+        *(["--grpc-address=127.0.0.1", f"--grpc-port={grpc_port}"] if grpc_port else []),
+        f"--allow-grpc={'true' if grpc_port else 'false'}",
         "--allow-metrics=false",
         "--log-info=false",
         "--exit-timeout-secs=5",
@@ -61,6 +65,7 @@ def server_command(server_dir: Path, repository: Path, port: int, threads: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--grpc-port", type=int, default=0, help="of gRPC (0: none)")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--batch-ms", type=float, default=2.0)
     parser.add_argument(
@@ -76,7 +81,7 @@ def main() -> None:
     environ = dict(os.environ, LD_LIBRARY_PATH=libraries, DEVICE_BATCH_MS=str(asked.batch_ms))
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
     # By exec, so that the caller's child process id is the server's.
-    command = server_command(server_dir, repository, asked.port, asked.threads)
+    command = server_command(server_dir, repository, asked.port, asked.threads, asked.grpc_port)
     os.execve(command[0], command, environ)
 
 
