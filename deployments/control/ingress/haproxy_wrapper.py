@@ -150,7 +150,8 @@ def edits(
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
-                       f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
+                       f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"
+                       f"{haproxy_grpc.of_global(options)}"),
         Edit("HAProxy has as many threads as the settings say", "global",
              r"( *nbthread )(\d+)\n", lambda m: f"{m[1]}{options.threads or m[2]}\n"),
         Edit("heads that are too large get an answer that says so", "global",

@@ -464,6 +464,12 @@ def test_a_stream_may_be_idle_for_as_long_as_is_set_and_a_body_may_arrive(
     assert not [line for line in found if line.startswith("timeout server")]
 
 
+def test_a_large_message_is_not_held_back_by_the_window_of_http_2() -> None:
+    line = "tune.h2.fe.initial-window-size 1048576"
+    assert line in config(grpc_port=18001)
+    assert line not in config()
+
+
 def test_haproxys_own_refusals_are_in_the_frontends_alone() -> None:
     """HAProxy takes a backend's, or those of `defaults`, before those of a frontend."""
     section, found = "", set[str]()
