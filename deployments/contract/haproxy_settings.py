@@ -46,6 +46,9 @@ DYNAMIC: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
     ),
     "HEADRACE_HAPROXY_THREADS": ("gateway.haproxy_threads", lambda g: g.haproxy_threads),
     "HEADRACE_HAPROXY_COMPRESSION": ("gateway.compression", lambda g: int(g.compression)),
+    "HEADRACE_HAPROXY_GRPC_IDLE_S": (
+        "gateway.grpc.idle_s", lambda g: math.ceil(g.grpc.idle_s) if g.grpc else ""
+    ),
 }  # fmt: skip
 """Variables of `headrace-haproxy`, by name: what each is for, and its value."""
 

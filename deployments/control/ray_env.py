@@ -111,7 +111,7 @@ def _baked(ha_proxy: bool) -> Iterator[EnvVariable]:
 
 def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
     """Variables for how replicas log, and for HAProxy where it runs."""
-    log, tls, replica = gateway.log, gateway.tls, (ProcessKind.REPLICA,)
+    log, tls, grpc, replica = gateway.log, gateway.tls, gateway.grpc, (ProcessKind.REPLICA,)
     yield EnvVariable(LOG_LEVEL, log.level, EnvLayer.CONFIG, replica, "gateway.log.level")
     yield EnvVariable(LOG_FORMAT, log.format, EnvLayer.CONFIG, replica, "gateway.log.format")
     if gateway.ingress == "direct":
@@ -128,6 +128,8 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[EnvVariable]:
         ("HEADRACE_HAPROXY_CLIENT_CA_OPERATORS",
          int(tls is not None and tls.client_ca_for == "operators"), "gateway.tls"),
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
+        ("HEADRACE_HAPROXY_GRPC_PORT", grpc.port if grpc else "", "gateway.grpc.port"),
+        ("HEADRACE_HAPROXY_GRPC_TLS", int(grpc is None or grpc.tls), "gateway.grpc.tls"),
         *((name, value(gateway), why) for name, (why, value) in DYNAMIC.items()),
     ):  # fmt: skip
         yield EnvVariable(name, str(value), EnvLayer.CONFIG, (ProcessKind.HAPROXY,), why)

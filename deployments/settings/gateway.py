@@ -49,7 +49,7 @@ PRIORITIES = ("interactive", "standard", "bulk")
 MAX_PRIORITIES = 16
 _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
-_PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}$"
+_PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}$"
 
 
 def _network(value: Any) -> Any:

@@ -22,7 +22,7 @@ from deployments.control.serve_config import DEREGISTER_S, GRACE_S, REPLICA_HEAL
 from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
 from deployments.settings.capacity import PoolSettings
-from deployments.settings.gateway import GatewaySettings
+from deployments.settings.gateway import GatewaySettings, GrpcSettings
 from deployments.settings.model_fields import TIMEOUT_MS
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
@@ -116,6 +116,7 @@ def _at(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 def _defaults() -> dict[str, Any]:
     return {
         "gateway": GatewaySettings().model_dump(mode="json"),
+        "grpc": GrpcSettings().model_dump(mode="json"),
         "replicas": ReplicaSettings().model_dump(mode="json"),
         "pool": PoolSettings().model_dump(mode="json"),
         "generate_timeout_ms": TIMEOUT_MS,

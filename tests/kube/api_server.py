@@ -35,7 +35,7 @@ _KINDS = {
     "v1": {
         "configmaps": "ConfigMap", "namespaces": "Namespace", "pods": "Pod", "secrets": "Secret",
         "serviceaccounts": "ServiceAccount", "persistentvolumeclaims": "PersistentVolumeClaim",
-        "events": "Event",
+        "events": "Event", "services": "Service",
     },
     "apps/v1": {"daemonsets": "DaemonSet"},
     "batch/v1": {"jobs": "Job"},
@@ -44,7 +44,7 @@ _KINDS = {
     "rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "ray.io/v1": {"rayservices": "RayService", "rayclusters": "RayCluster"},
-    "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
+    "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute", "grpcroutes": "GRPCRoute"},
     "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
 }  # fmt: skip
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]

@@ -48,7 +48,7 @@ MIG = {"name": "mig", "cpu": 2, "memory": "12Gi", "maxReplicas": 2, "migProfile"
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 2}}
 BEFORE: Values = {
     "models": {"device": DEVICE},
-    "gateway": {"replicas": 3, "tenants_path": "/etc/tenants"},
+    "gateway": {"replicas": 3, "tenants_path": "/etc/tenants", "grpc": {}},
     "tenantFiles": {"existingSecrets": ["keys"]},
     "workerGroups": [CPU, MIG],
     "faultTolerance": {"redisAddress": "redis:6379"},
@@ -106,6 +106,7 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         "`gateway.log.level`": _gateway(log={"level": "debug"}),
         "`gateway.log.format`": _gateway(log={"format": "text"}),
         "`gateway.auth`": _gateway(auth="open"),
+        "`gateway.grpc.idle_s`, `max_message_bytes`": _gateway(grpc={"idle_s": 60}),
         "`gateway.trusted_proxies`": _gateway(trusted_proxies=["10.0.0.0/8"]),
         "`gateway.compression`": _gateway(compression=True),
         "`gateway.limits.max_requests`": _gateway(limits={"max_requests": 9}),
@@ -216,6 +217,9 @@ CHANGES: dict[Outcome, dict[str, Values]] = {
         },
         "`gateway.tenants_path`": _gateway(tenants_path="/etc/others"),
         "`gateway.port`": _gateway(port=9000),
+        "`gateway.grpc.port`": _gateway(grpc={"port": 9001}),
+        "`gateway.grpc.tls`": _gateway(grpc={"tls": False}),
+        "`gateway.grpc`, on or off": {"gateway": {"grpc": None}},
         "`gateway.metrics_port`": _gateway(metrics_port=9500),
         "`gateway.replicas_per_node`": _gateway(replicas_per_node=2),
         "`gateway.haproxy_metrics_port`, `haproxy_stats_port`": _gateway(haproxy_metrics_port=9102),

@@ -134,6 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "gateway.metrics_port takes port 8080",
     ),
     ({"gateway": {"haproxy_metrics_port": 44217}}, "gateway.haproxy_metrics_port takes port 44217"),
+    ({"gateway": {"grpc": {"port": 10001}}}, "gateway.grpc.port takes port 10001"),
     ({"gateway": {"haproxy_stats_port": 6379}}, "gateway.haproxy_stats_port takes port 6379"),
     (
         {"workerGroups": [GROUP | {"maxReplicas": 2, "minAvailable": 2}]},

@@ -27,6 +27,7 @@ _GATEWAY: dict[str, list[Any]] = {
     "replay": [True, False],
     "priorities": [["only"], ["first", "second"]],
     "auth": ["required"],
+    "grpc": [{}, {"port": 90, "idle_s": 1.5, "max_message_bytes": 1024}, {"tls": False}],
     "limits": [
         {},
         {"max_requests": 1},

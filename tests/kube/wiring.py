@@ -95,12 +95,13 @@ def _of_template(name: str, template: Object) -> Iterator[str]:
 
 
 def _of_services(objects: Sequence[Object]) -> Iterator[str]:
-    """KubeRay names the Service after the RayService."""
+    """KubeRay names the Service after the RayService; gRPC's is the chart's own."""
     (service,) = [each for each in objects if each["kind"] == "RayService"]
     wanted = f"{service['metadata']['name']}-serve-svc"
+    own = {each["metadata"]["name"] for each in objects if each["kind"] == "Service"}
     for each in objects:
         for name in _backends(each):
-            if name != wanted:
+            if name != wanted and (each["kind"] != "GRPCRoute" or name not in own):
                 yield f"{each['kind']} sends requests to {name}; KubeRay's service is {wanted}"
 
 

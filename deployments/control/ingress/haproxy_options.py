@@ -58,6 +58,9 @@ class HAProxyOptions(NamedTuple):
     program: str = ""  # HAProxy itself; "": Ray's, or that on the PATH
     replay: bool = True  # a request at a gateway that died is sent to another gateway
     compression: bool = False  # of answers, for clients that accept it
+    grpc_port: int = 0  # 0: none
+    grpc_idle_s: int = 3600  # on a stream, of both sides
+    grpc_tls: bool = True  # where there is a certificate
 
     @property
     def places(self) -> int:
@@ -100,6 +103,7 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
 # Other people's applications may have replicas in sections of their own.
 _GATEWAYS = re.compile(r"^backend http-gateway\n((?: .*\n|\n)*)", re.MULTILINE)
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_\S+ (\S+):(\d+) ", re.MULTILINE)
+_NAME = re.compile(r"^ *server (SERVE_REPLICA_\S+) ", re.MULTILINE)
 _ANSWER_S = 1.0  # a gateway's, which takes a millisecond
 _ANSWERS_S = 10.0  # all gateways' together: Serve waits half a minute for HAProxy's start
 
@@ -131,6 +135,12 @@ def options_now(environ: Mapping[str, str], config: str, kept: str) -> HAProxyOp
         file=sys.stderr,
     )
     return HAProxyOptions.of({**environ, **_kept(kept)})
+
+
+def gateway_names(config: str) -> list[str]:
+    """Of the servers that are gateways."""
+    section = _GATEWAYS.search(config)
+    return _NAME.findall(section[1]) if section else []
 
 
 def _kept(path: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 
+FRONTEND, GRPC_FRONTEND = "http_frontend", "grpc_frontend"
 _MAX_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
 # Twice HAProxy's own, so that heads that are too large get an answer that says so: of one that does
@@ -44,6 +45,23 @@ _REFUSALS = {
     "certificate": (403, "the operator pages need a client certificate", "forbidden"),
     "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
 }  # fmt: skip
+NO_REPLAY = "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }"
+HEAD_BYTES = (
+    "http-request set-var(txn.url_bytes) url,length",
+    "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+)
+OWN_REFUSALS = {
+    400: ("the request is malformed", "invalid_request"),
+    403: ("names of headers have letters, digits and dashes alone", "forbidden"),
+    408: ("the request did not arrive in time", "request_timeout"),
+    500: ("HAProxy cannot answer the request", "internal_error"),
+    502: ("the gateway ended before it had answered", "gateway_lost"),
+    503: ("no gateway can take the request now", "overloaded"),
+    504: ("the gateway has not answered in time", "deadline_exceeded"),
+}
+"""What HAProxy refuses without a rule, by status. HAProxy takes a backend's answer before a
+frontend's, so they are in the frontends alone, each of which has a shape of its own."""
+_LATER = (408, 502, 503, 504)
 # What stands around a message in OpenAI's error object, on paths of its API; elsewhere nothing
 # does. In variables, since HAProxy makes some answers when the path is gone.
 _OPENAI = "{ path /v1 } or { path_beg /v1/ } !{ path,url_dec -m end :predict :classify }"
@@ -66,46 +84,60 @@ backend {_ALL}
 def listening(options: HAProxyOptions, combined: str) -> str:
     """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
     HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
-    words = f"proto h1 tcp-ut {_CALLER_SILENCE_S}s"
+    words = bound_as("h1")
     if not options.certificate:
         return words
-    words += f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn http/1.1"
+    words += encrypted("http/1.1", combined)
     if options.client_ca:
         verify = "optional" if options.operators_only else "required"
         words += f" ca-file {options.client_ca} verify {verify}"
     return words
 
 
+def bound_as(protocol: str) -> str:
+    return f"proto {protocol} tcp-ut {_CALLER_SILENCE_S}s"
+
+
+def encrypted(protocol: str, combined: str) -> str:
+    return f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn {protocol}"
+
+
 def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
     """The lines below the frontend's `bind`. `connections`: as many as HAProxy takes; `gateways`:
     that it knows."""
     lines = [
-        *_of_connections(options, connections),
+        *(f"http-error {own_refusal(status)}" for status in OWN_REFUSALS),
+        "stick-table type ipv6 size 100k expire 60s store conn_cur",
+        *of_connections(options, connections),
         *_unambiguous(options),
-        "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
+        NO_REPLAY,
         *_of_bodies(options, options.max_requests * max(gateways, 1)),
         *_compression(options),
     ]
     return "".join(f"    {line}\n" for line in lines)
 
 
-def _of_connections(options: HAProxyOptions, connections: int) -> list[str]:
+def of_connections(options: HAProxyOptions, connections: int) -> list[str]:
+    """Bounds by address. One table counts an address's connections at all ports."""
     # When four fifths of all connections are taken, addresses that have a tenth are refused.
     taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
     own, most = _unless_trusted(options), options.source_connections
     bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
+    held = f"fe_conn({FRONTEND})"
+    other: list[str] = []
+    if options.grpc_port:
+        other = [f"tcp-request connection set-var(sess.grpc) fe_conn({GRPC_FRONTEND})"]
+        held += ",add(sess.grpc)"
     return [
-        "stick-table type ipv6 size 100k expire 60s store conn_cur",
-        f"tcp-request connection track-sc0 {_SOURCE}{own}",
+        f"tcp-request connection track-sc0 {_SOURCE} table {FRONTEND}{own}",
         *bound,
-        f"tcp-request connection reject if {{ fe_conn gt {taken} }} {{ sc0_conn_cur gt {share} }}",
+        *other,
+        f"tcp-request connection reject if {{ {held} gt {taken} }} {{ sc0_conn_cur gt {share} }}",
     ]
 
 
 def _unambiguous(options: HAProxyOptions) -> list[str]:
     """In order: what is refused, then what is said of where it came from."""
-    own = _unless_trusted(options)
-    scheme = "https" if options.certificate else "http"
     large = f"{{ var(txn.head_bytes) -m int gt {MAX_HEAD_BYTES} }}"
     long = f"{{ var(txn.url_bytes) -m int gt {MAX_HEAD_BYTES // 2} }}"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
@@ -114,8 +146,7 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
             f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
             for name, text in _SHAPE.items()
         ),
-        "http-request set-var(txn.url_bytes) url,length",
-        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+        *HEAD_BYTES,
         _refused("long_url", f"{large} {long}"),
         _refused("large_head", large),
         _refused("many_headers", f"{{ req.fhdr_cnt gt {MAX_HEADERS} }}"),
@@ -134,6 +165,14 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
+        *of_origin(options, "https" if options.certificate else "http"),
+    ]
+
+
+def of_origin(options: HAProxyOptions, scheme: str) -> list[str]:
+    """What a gateway is told about where the request came from."""
+    own = _unless_trusted(options)
+    return [
         f"http-request set-header x-forwarded-for %[src]{own}",
         f"http-request set-header x-forwarded-proto {scheme}{own}",
         f"http-request del-header x-forwarded-prefix{own}",
@@ -165,7 +204,7 @@ def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
     # of all places, addresses that have a sixteenth are refused; over three quarters, all are. A
     # quarter stays for requests that are whole. A count ends with the request, not with its body:
     # HAProxy has no rule for that.
-    of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
+    much, most = too_many_bodies(places)
     return [
         "acl chunked_body req.hdr(transfer-encoding) -m found",
         f"http-request wait-for-body time {options.body_s}s "
@@ -174,21 +213,38 @@ def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
         "http-request set-var(txn.body_missing) req.body_size,sub(txn.body_here)",
         "acl unfinished var(txn.body_missing) -m int gt 0",
         f"acl much_here req.body_len gt {_CHUNKED_BYTES}",
-        *(
-            f"http-request track-{which} table {table} if {what}"
-            for what in ("unfinished", "chunked_body much_here")
-            for which, table in ((f"sc1 {_CALLER}", _SOURCES), ("sc2 int(0)", _ALL))
-        ),
-        _refused(
-            "bodies",
-            f"{{ {of_all} gt {places // 2} }} {{ {of_source} gt {max(places // 16, 1)} }}",
-        ),
-        _refused("bodies", f"{{ {of_all} gt {max(places * 3 // 4, 1)} }}"),
+        *counted("unfinished"),
+        *counted("chunked_body much_here"),
+        _refused("bodies", much),
+        _refused("bodies", most),
     ]
+
+
+def counted(condition: str) -> list[str]:
+    """Counts the request as one whose body is unfinished, by where it comes from and of all."""
+    return [
+        f"http-request track-{which} table {table} if {condition}"
+        for which, table in ((f"sc1 {_CALLER}", _SOURCES), ("sc2 int(0)", _ALL))
+    ]
+
+
+def too_many_bodies(places: int) -> tuple[str, str]:
+    """The two conditions under which a body that is unfinished is refused."""
+    of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
+    return (
+        f"{{ {of_all} gt {places // 2} }} {{ {of_source} gt {max(places // 16, 1)} }}",
+        f"{{ {of_all} gt {max(places * 3 // 4, 1)} }}",
+    )
 
 
 def _refused(why: str, condition: str) -> str:
     return f"http-request return {refusal(*_REFUSALS[why])} if {condition}"
+
+
+def own_refusal(status: int) -> str:
+    """The words of what HAProxy answers by itself with this status."""
+    message, code = OWN_REFUSALS[status]
+    return refusal(status, message, code, later=status in _LATER)
 
 
 def refusal(status: int, message: str, code: str, later: bool | None = None) -> str:

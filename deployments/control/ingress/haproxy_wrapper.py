@@ -22,12 +22,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from deployments.control.ingress import haproxy_rules
+from deployments.control.ingress import haproxy_grpc, haproxy_rules
 from deployments.control.ingress.haproxy_admin import HAProxyRenewal
 from deployments.control.ingress.haproxy_options import (
     PREFIX,
     HAProxyConfigError,
     HAProxyOptions,
+    gateway_names,
     options_now,
 )
 from deployments.control.ingress.haproxy_stand_in import (
@@ -52,16 +53,6 @@ _CLIENT_FIN_S = 5
 _FILES_A_CONNECTION = 2.5
 _SOCKET_BYTES = 131_072  # what a gateway has answered and nobody takes shall wait at the gateway
 _MAX_BUSY_TO_COMPRESS = 50  # per cent of the time; beyond, answers go as they are
-_REFUSALS = {
-    400: ("the request is malformed", "invalid_request"),
-    403: ("names of headers have letters, digits and dashes alone", "forbidden"),
-    408: ("the request did not arrive in time", "request_timeout"),
-    500: ("HAProxy cannot answer the request", "internal_error"),
-    502: ("the gateway ended before it had answered", "gateway_lost"),
-    503: ("no gateway can take the request now", "overloaded"),
-    504: ("the gateway has not answered in time", "deadline_exceeded"),
-}
-_LATER = (408, 502, 503, 504)
 # The kernel of a gateway's node answers these, so a gateway that is busy is not taken for dead.
 _SILENCE = """\
     timeout connect {connect_s}s
@@ -76,7 +67,7 @@ _REPLAY = """\
     retries 2
     retry-on conn-failure empty-response
 """
-_SERVER = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
+_ADDRESS = re.compile(r"^frontend http_frontend\n *bind (\S*?):\d+\n", re.MULTILINE)
 _TIMES = """\
     timeout client {client_s}s
     timeout client-fin {client_fin_s}s
@@ -126,12 +117,15 @@ class Edit(NamedTuple):
     must_match: bool = True
 
 
-def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tuple[Edit, ...]:
-    """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows;
-    `combined`: the file of certificate and key."""
+def edits(
+    options: HAProxyOptions, gateways: Sequence[str] = (), combined: str = ""
+) -> tuple[Edit, ...]:
+    """Each line is edited by the first that matches it. `gateways`: names of those that HAProxy
+    knows; `combined`: the file of certificate and key."""
     bounded = connections(options.max_connections)
     listens = haproxy_rules.listening(options, combined)
-    rules = haproxy_rules.frontend(options, bounded, gateways)
+    rules = haproxy_rules.frontend(options, bounded, len(gateways))
+    of_grpc = haproxy_grpc.of_backend(options, gateways)
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
@@ -146,17 +140,18 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
              r" *retry-on .*\n", lambda m: _REPLAY if options.replay else m[0]),
         Edit("before there is a gateway, the answer is 503", "backend default_backend",
              r" *http-request return status 404.*\n",
-             lambda _: f"    http-request return {_refusal(503)}\n"),
+             lambda _: f"    http-request return {haproxy_rules.own_refusal(503)}\n"),
         Edit("the fallback's refusals are ours, and its 404 is 503 until it knows the gateway",
              "backend http-gateway", r" *http-reuse always\n",
-             lambda m: f"{m[0]}{_fallback_refusals()}", must_match=False),
+             lambda m: f"{m[0]}{of_grpc}{_fallback_refusals()}", must_match=False),
         Edit("the admin socket is its owner's alone", "global",
              r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
         Edit("connections fit the open files of this node", "global",
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
-                       f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
+                       f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"
+                       f"{haproxy_grpc.of_global(options)}"),
         Edit("HAProxy has as many threads as the settings say", "global",
              r"( *nbthread )(\d+)\n", lambda m: f"{m[1]}{options.threads or m[2]}\n"),
         Edit("heads that are too large get an answer that says so", "global",
@@ -185,17 +180,14 @@ def _bound(host: str) -> Callable[[re.Match[str]], str]:
     return lambda m: f"{m[1]}{host}{m[2]}\n"
 
 
-def _refusal(status: int) -> str:
-    message, code = _REFUSALS[status]
-    return haproxy_rules.refusal(status, message, code, later=status in _LATER)
-
-
 def _fallback_refusals() -> str:
     """Serve's own refusals are plain text, the gateways' are not."""
     text = "{ res.hdr(content-type) -m beg text/plain }"
-    answers = {404: 503} | {status: status for status in _REFUSALS if status >= 408}
+    own = haproxy_rules.OWN_REFUSALS
+    answers = {404: 503} | {status: status for status in own if status >= 408}
     return "".join(
-        f"    http-response return {_refusal(answer)} if {{ status {status} }} {text}\n"
+        f"    http-response return {haproxy_rules.own_refusal(answer)}"
+        f" if {{ status {status} }} {text}\n"
         for status, answer in answers.items()
     )
 
@@ -203,17 +195,17 @@ def _fallback_refusals() -> str:
 def _times(options: HAProxyOptions) -> str:
     # A connection that never asked is closed without the 408 its first request would take for its
     # own.
-    times = _TIMES.format(
+    return _TIMES.format(
         client_s=max(_CLIENT_S, options.body_s), client_fin_s=_CLIENT_FIN_S,
         headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S,
     )  # fmt: skip
-    return times + "".join(f"    http-error {_refusal(status)}\n" for status in _REFUSALS)
 
 
 def corrected(config: str, options: HAProxyOptions, combined: str = "") -> str:
     """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
     a gateway's server is named as none was."""
-    every = edits(options, len(_SERVER.findall(config)), combined)
+    gateways = gateway_names(config)
+    every = edits(options, gateways, combined)
     waiting = {each.what: each for each in every if each.must_match}
     lines, section = [_EDITED], ""
     for line in config.splitlines(keepends=True):
@@ -226,7 +218,12 @@ def corrected(config: str, options: HAProxyOptions, combined: str = "") -> str:
             for each in waiting.values()
         )
         raise HAProxyConfigError(f"found nothing to edit for {missing}")
-    return "".join(lines) + ("" if lines[-1].endswith("\n") else "\n") + haproxy_rules.TABLES
+    found = _ADDRESS.search(config)
+    address = options.host or (found[1] if found else "")
+    bounded = connections(options.max_connections)
+    grpc = haproxy_grpc.frontend(options, bounded, gateways, address, combined)
+    end = "" if lines[-1].endswith("\n") else "\n"
+    return "".join(lines) + end + haproxy_rules.TABLES + grpc
 
 
 def _edited(line: str, section: str, every: Sequence[Edit], waiting: dict[str, Edit]) -> str:

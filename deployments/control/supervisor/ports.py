@@ -28,6 +28,7 @@ from deployments.settings.gateway import GatewaySettings
 CONNECT_TIMEOUT_S = 0.5
 _CHOICE = range(20_000, 30_000)
 UNCALLED = ("haproxy_stats_port", "haproxy_metrics_port", "metrics_port")
+_CALLERS = {"http": "gateway.port", "grpc": "gateway.grpc.port"}
 _WILDCARDS = {"0.0.0.0", "::", "*"}
 SOMEBODY = "another user's process"
 
@@ -38,12 +39,14 @@ def of(gateway: GatewaySettings) -> dict[str, int]:
     if gateway.ingress != "direct":
         ports["haproxy_stats"] = gateway.haproxy_stats_port
         ports["haproxy_metrics"] = gateway.haproxy_metrics_port
+    if gateway.grpc is not None:
+        ports["grpc"] = gateway.grpc.port
     return ports
 
 
 def host_of(what: str, gateway: GatewaySettings) -> str:
     """The address that the port for `what` (a key of `of`) is bound to."""
-    return gateway.host if what == "http" else gateway.haproxy_admin_host
+    return gateway.host if what in _CALLERS else gateway.haproxy_admin_host
 
 
 def refusal(gateway: GatewaySettings) -> str | None:
@@ -66,7 +69,7 @@ def refusal(gateway: GatewaySettings) -> str | None:
 
 def setting_of(what: str) -> str:
     """The setting of the port for `what`."""
-    return "gateway.port" if what == "http" else f"gateway.{what}_port"
+    return _CALLERS.get(what, f"gateway.{what}_port")
 
 
 def free_instead(gateway: GatewaySettings) -> dict[str, int]:

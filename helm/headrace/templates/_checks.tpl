@@ -81,8 +81,8 @@ in themselves are left to the check that runs before an installation (`check.ena
 {{- $taken := list "6379" "8080" "8265" "10001" "44217" "44227" "52365" -}}
 {{- $ports := dict "port" (list $gateway.port) "metrics_port" list -}}
 {{- range until (int $gateway.per_node) }}{{ $_ := set $ports "metrics_port" (append $ports.metrics_port (add $gateway.metrics_port .)) }}{{ end }}
-{{- $_ := set $ports "haproxy_metrics_port" (list $gateway.haproxy_metrics_port) }}
-{{- $_ := set $ports "haproxy_stats_port" (list $gateway.haproxy_stats_port) }}
+{{- range list "haproxy_metrics_port" "haproxy_stats_port" }}{{ $_ := set $ports . (list (index $gateway .)) }}{{ end }}
+{{- with $gateway.grpc_port }}{{ $_ := set $ports "grpc.port" (list .) }}{{ end }}
 {{- range $setting, $each := $ports }}
 {{- range $each }}
 {{- include "headrace.refuse" (list (has (int64 . | toString) $taken) (printf "gateway.%s takes port %d, which Ray has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken))) }}

@@ -2,7 +2,8 @@
 
 {{- define "headrace.ports" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- dict "serve" $gateway.port "metrics" 8080 | toJson -}}
+{{- $grpc := ternary (dict "grpc" $gateway.grpc_port) dict (ne $gateway.grpc_port "") -}}
+{{- merge (dict "serve" $gateway.port "metrics" 8080) $grpc | toJson -}}
 {{- end }}
 
 {{/* Without CPUs for Ray: gateways need none of them, and what does need some goes elsewhere. */}}

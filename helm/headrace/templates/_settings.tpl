@@ -5,63 +5,57 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- define "headrace.gateway" -}}
 {{- $g := .Values.gateway -}}
 {{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
-{{- $d := $defaults.gateway -}}
+{{- $w := dict -}}
+{{- range $name, $default := $defaults.gateway }}{{ $_ := set $w $name (dig $name $default $g) }}{{ end -}}
+{{- range $section := list "limits" "log" }}{{ range $name, $default := index $defaults.gateway $section }}
+{{- $_ := set $w $name (dig $section $name $default $g) }}{{ end }}{{ end -}}
 {{- $host := dig "host" "0.0.0.0" $g -}}
-{{- $every := ternary "::" "0.0.0.0" (contains ":" $host) -}}
-{{- $replicas := dig "replicas" $d.replicas $g -}}
-{{- $per_node := dig "replicas_per_node" $d.replicas_per_node $g -}}
-{{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
-{{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
-{{- $tls := dig "tls" dict $g | default dict -}}
+{{- $tls := default dict $w.tls -}}
+{{- $grpc := dict "port" "" "idle_s" "" -}}
+{{- if kindIs "map" $w.grpc }}{{ range $name, $default := $defaults.grpc }}{{ $_ := set $grpc $name (dig $name $default $w.grpc) }}{{ end }}
+{{- $grpc = dict "port" (int64 $grpc.port | toString) "idle_s" (ceil $grpc.idle_s | int64) "tls" $grpc.tls }}{{ end -}}
 {{- $dynamic := dict
-  "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
-  "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
-  "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "headers_timeout_s" $d.limits.headers_timeout_s $g | ceil | int64)
-  "HEADRACE_HAPROXY_BODY_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
-  "HEADRACE_HAPROXY_MAX_BODY_BYTES" (dig "limits" "max_body_bytes" $d.limits.max_body_bytes $g | int64)
-  "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (dig "limits" "connections_per_source" $d.limits.connections_per_source $g | int64)
-  "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
-  "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
-  "HEADRACE_HAPROXY_THREADS" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
-  "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
+  "HEADRACE_LOG_LEVEL" $w.level
+  "HEADRACE_LOG_FORMAT" $w.format
+  "HEADRACE_HAPROXY_HEADERS_S" (ceil $w.headers_timeout_s | int64)
+  "HEADRACE_HAPROXY_BODY_S" (ceil $w.body_timeout_s | int64)
+  "HEADRACE_HAPROXY_MAX_BODY_BYTES" (int64 $w.max_body_bytes)
+  "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (int64 $w.connections_per_source)
+  "HEADRACE_HAPROXY_TRUSTED_PROXIES" (join " " $w.trusted_proxies)
+  "HEADRACE_HAPROXY_MAX_REQUESTS" (int64 $w.max_requests)
+  "HEADRACE_HAPROXY_THREADS" (int64 $w.haproxy_threads)
+  "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 $w.compression)
+  "HEADRACE_HAPROXY_GRPC_IDLE_S" $grpc.idle_s
 -}}
-{{- $haproxy := dict
-  "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
-  "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
+{{- $environment := dict
+  "RAY_SERVE_HAPROXY_STATS_PORT" (int64 $w.haproxy_stats_port)
+  "RAY_SERVE_HAPROXY_METRICS_PORT" (int64 $w.haproxy_metrics_port)
   "HEADRACE_HAPROXY_HOST" $host
-  "HEADRACE_HAPROXY_ADMIN_HOST" $admin_host
+  "HEADRACE_HAPROXY_ADMIN_HOST" $w.haproxy_admin_host
   "HEADRACE_HAPROXY_CERTIFICATE" (dig "certificate" "" $tls)
   "HEADRACE_HAPROXY_KEY" (dig "key" "" $tls)
   "HEADRACE_HAPROXY_CLIENT_CA" (dig "client_ca" "" $tls | default "")
   "HEADRACE_HAPROXY_CLIENT_CA_OPERATORS" (ternary 1 0 (eq (dig "client_ca_for" "" $tls) "operators"))
-  "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
+  "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 $w.replay)
+  "HEADRACE_HAPROXY_GRPC_PORT" $grpc.port
+  "HEADRACE_HAPROXY_GRPC_TLS" (ternary 1 0 (dig "tls" true $grpc))
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" $defaults.hard_stop_s
-  "RAY_SERVE_PORT_QUARANTINE_S" (add 90 (max (divf $defaults.generate_timeout_ms 1000 | int64) (dig "drain_s" $d.drain_s $g | floor | int64)))
+  "RAY_SERVE_PORT_QUARANTINE_S" (add 90 (max (divf $defaults.generate_timeout_ms 1000 | int64) (floor $w.drain_s | int64)))
 -}}
-{{- $environment := dict -}}
-{{- range $name, $value := $haproxy }}{{ $_ := set $environment $name (toString $value) }}{{ end }}
-{{- range $name, $value := $dynamic }}{{ $_ := set $dynamic $name (toString $value) }}{{ end }}
-{{- dict
-  "replicas" $replicas
-  "per_node" $per_node
-  "nodes" (divf $replicas $per_node | ceil)
-  "num_cpus" $num_cpus
-  "labels" (dig "labels" dict $g)
-  "port" (dig "port" $d.port $g)
-  "metrics_port" (dig "metrics_port" $d.metrics_port $g)
-  "haproxy_is_reached" (not (or (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
-  "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
-  "haproxy_stats_port" (dig "haproxy_stats_port" $d.haproxy_stats_port $g)
+{{- range $each := list $environment $dynamic }}{{ range $name, $value := $each }}{{ $_ := set $each $name (toString $value) }}{{ end }}{{ end }}
+{{- range $name, $value := dict
+  "per_node" $w.replicas_per_node
+  "nodes" (divf $w.replicas $w.replicas_per_node | ceil)
+  "haproxy_is_reached" (not (or (has $w.haproxy_admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $w.haproxy_admin_host)))
   "host" $host
-  "serve_host" $every
-  "keep_alive_s" (dig "keep_alive_s" $d.keep_alive_s $g | ceil)
-  "drain_s" (dig "drain_s" $d.drain_s $g)
-  "priorities" (dig "priorities" $d.priorities $g)
-  "tenants_path" (dig "tenants_path" nil $g)
+  "serve_host" (ternary "::" "0.0.0.0" (contains ":" $host))
+  "keep_alive_s" (ceil $w.keep_alive_s)
+  "grpc_port" $grpc.port
   "channel" (dig "channel" dict $g)
   "environment" $environment
-  "dynamic" $dynamic
-  | toJson -}}
+  "dynamic" $dynamic -}}
+{{ $_ := set $w $name $value }}{{ end -}}
+{{- toJson $w -}}
 {{- end }}
 
 {{/* Serve's environment in JSON: `pod`, all that stands before `ray start`; `config`, what a Serve

@@ -34,6 +34,17 @@ def test_haproxys_files_and_ports_are_those_of_the_settings(tmp_path):
     assert found["RAY_SERVE_HAPROXY_STATS_PORT"] == "1234"
 
 
+def test_haproxy_knows_the_port_of_grpc_before_there_is_a_gateway():
+    found = env(GatewaySettings(grpc={"port": 8011, "idle_s": 1.5, "tls": False}))
+    options = HAProxyOptions.of(found)
+    assert (options.grpc_port, options.grpc_idle_s, options.grpc_tls) == (8011, 2, False)
+    assert HAProxyOptions.of(env(HAPROXY))[-3:] == (0, 3600, True)
+    static = ray_env.restart_env(GatewaySettings(grpc={"idle_s": 9}))
+    assert static == ray_env.restart_env(GatewaySettings(grpc={}))
+    for change in ({"port": 9}, {"tls": False}):
+        assert static != ray_env.restart_env(GatewaySettings(grpc=change))
+
+
 def test_a_reloaded_haproxy_may_serve_the_longest_stream_that_settings_allow(tmp_path):
     longest_ms = MAX_TIMEOUT_MS
     SloSettings(timeout_ms=longest_ms, max_timeout_ms=longest_ms)

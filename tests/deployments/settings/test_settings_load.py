@@ -131,6 +131,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ),
         ("gateway: {replicas: 2, port: 9401}", "uses port 9401, which port uses too"),
         ("gateway: {haproxy_stats_port: 9101}", "haproxy_metrics_port: uses port 9101"),
+        ("gateway: {grpc: {port: 8000}}", "grpc.port: uses port 8000, which port uses too"),
         ("gateway: {replicas: 2, metrics_port: 65535}", "too few ports"),
         ("gateway: {host: 'a b'}", "host: is 'a b'; must be text such as 127.0.0.1"),
         ("gateway: {tracing: {otlp_endpoint: 'x:4318'}}", "such as http://127.0.0.1:4318"),
@@ -234,6 +235,7 @@ def test_direct_ingress_frees_haproxys_ports(tmp_path: Path) -> None:
         ({"ingress": "haproxy"}, "haproxy"),
         ({"replicas": 2}, "haproxy"),
         ({"compression": True}, "haproxy"),
+        ({"grpc": {}}, "haproxy"),
     ],
 )
 def test_one_gateway_of_one_machine_takes_its_callers_itself(gateway: Any, expected: str) -> None:
@@ -242,8 +244,9 @@ def test_one_gateway_of_one_machine_takes_its_callers_itself(gateway: Any, expec
 
 @pytest.mark.parametrize(
     ("other", "said"),
-    [("replicas: 2", "takes one gateway"), ("compression: true", "compresses nothing")],
-)
+    [("replicas: 2", "takes one gateway"), ("compression: true", "compresses nothing"),
+     ("grpc: {}", "gRPC needs HAProxy")],
+)  # fmt: skip
 def test_what_direct_does_not_do_is_refused_with_it(tmp_path: Path, other: str, said: str) -> None:
     with pytest.raises(SettingsErrors, match=said) as wrong:
         load(write(tmp_path, DEVICE + f"gateway: {{ingress: direct, {other}}}\n"))

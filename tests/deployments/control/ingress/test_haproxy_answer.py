@@ -28,10 +28,11 @@ CHANGED: dict[str, Any] = {
     "trusted_proxies": ["10.0.0.0/8", "fd00::/8"],
     "compression": True,
     "haproxy_threads": 3,
+    "grpc": {"idle_s": 69.5},
 }  # fmt: skip
 TAKEN = HAProxyOptions(
     headers_s=4, body_s=7, max_body_bytes=4096, max_requests=9, source_connections=5,
-    trusted_proxies=("10.0.0.0/8", "fd00::/8"), compression=True, threads=3,
+    trusted_proxies=("10.0.0.0/8", "fd00::/8"), compression=True, threads=3, grpc_idle_s=70,
 )  # fmt: skip
 
 

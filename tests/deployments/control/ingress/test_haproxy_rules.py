@@ -422,7 +422,7 @@ async def test_the_admin_socket_is_its_owners_on_the_disk(edge: Edge, tmp_path: 
 def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
     rules = haproxy_rules.frontend(options, 1000, 1)
     assert ("sc0_conn_cur gt 5 }" in rules) == bool(options.source_connections)
-    assert "fe_conn gt 800 } { sc0_conn_cur gt 100 }" in rules
+    assert "fe_conn(http_frontend) gt 800 } { sc0_conn_cur gt 100 }" in rules
 
 
 def test_more_gateways_take_more_large_bodies():

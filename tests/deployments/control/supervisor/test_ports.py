@@ -49,6 +49,15 @@ def test_all_clashes_are_in_one_message():
     assert lines[-1].endswith("; end them or choose others")
 
 
+def test_the_port_of_grpc_is_looked_at_where_callers_reach_it():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        settings = gateway(grpc={"port": taken}, haproxy_admin_host="127.0.0.2")
+        assert f"port {taken} (gateway.grpc.port) is taken by" in ports.refusal(settings)
+    assert ports.refusal(settings) is None
+    assert "grpc" not in ports.of(gateway())
+
+
 def test_defaults_that_callers_do_not_know_give_way_to_free_ports(monkeypatch):
     busy = {8404, 9401}
     free = {20_000, 20_001, 20_004, 20_005}
