@@ -19,6 +19,7 @@ PAGE = Path("docs/benchmarks.md")
 ORDER = (
     "generator",
     "overhead",
+    "protocols",
     "tabular",
     "rerank",
     "encoders",

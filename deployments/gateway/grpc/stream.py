@@ -2,10 +2,10 @@
 
 A stream is open as long as its client likes, and counts as one request of its tenant under way.
 A message that has begun to arrive must come at the pace that bodies must. Of `ModelStreamInfer`
-each message is a request of its own: so many of a stream are under way at once, no more is read
-meanwhile, and each is answered when it is ready. A refused one is answered with its error, and the
-stream goes on. When the server ends, nothing more is read, what is under way is answered, and the
-stream ends with UNAVAILABLE.
+each message is a request of its own: `MAX_UNDER_WAY` of a stream are under way at once, up to
+`MAX_WAITING` wait in their order, and each is answered when it is ready. A refused one is answered
+with its error, and the stream goes on. When the server ends, nothing more is read, what is under
+way is answered, and the stream ends with UNAVAILABLE.
 Source: Triton, grpc_service.proto, "ModelStreamInfer".
 """
 
@@ -29,6 +29,7 @@ from deployments.gateway.services import GatewayServices
 from yaml_document.credentials import without_keys
 
 MAX_UNDER_WAY = 64
+MAX_WAITING = 1024
 _RESPONSE = b"\x12"  # `infer_response` of ModelStreamInferResponse, before its length
 _DRAIN_LOOK_S = 0.25
 _READ_AHEAD_BYTES = 262_144
@@ -223,7 +224,9 @@ class InferStream:
                 async for compressed, message in stream.messages(self._services.limits):
                     number += 1
                     call = StreamedCall(stream, message, compressed, number)
-                    await self._places.acquire()
+                    if refusal := self._no_room(call):
+                        await call.refuse(refusal, _no_form)
+                        continue
                     task = asyncio.create_task(self._answer(call))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
@@ -233,15 +236,31 @@ class InferStream:
                 for task in self._tasks:
                     task.cancel()
 
+    def _no_room(self, call: StreamedCall) -> errors.HeadraceError | None:
+        """Why one more message cannot wait. Nothing is left unread for that: HAProxy takes a
+        gateway that does not read for lost."""
+        if len(self._tasks) >= MAX_WAITING:
+            return errors.Overloaded(
+                f"{MAX_WAITING} messages of this stream are not answered yet; read answers before "
+                "sending more",
+                retry_after_s=errors.SOON_S,
+                reason="stream_full",
+            )
+        try:
+            call.keep(self._services.limits.room)
+        except errors.Overloaded as full:
+            return full
+        return None
+
     async def _answer(self, call: StreamedCall) -> None:
         try:
-            await self._pipeline.answer(call, self._codec, None)
+            async with self._places:
+                await self._pipeline.answer(call, self._codec, None)
         except Exception:
             logger.exception("unexpected", extra={"request_id": call.request_id.decode("latin-1")})
             await call.failed()
         finally:
             call.close()
-            self._places.release()
 
 
 class StreamedCall(GrpcExchange):
@@ -272,9 +291,13 @@ class StreamedCall(GrpcExchange):
             raise errors.BodyTooLarge(
                 f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
             )
-        self.hold(len(self._message), limits.room)
         message, self._message = self._message, b""
         return message
+
+    def keep(self, room: BodyRoom) -> None:
+        """Count the message until it is answered. Raises Overloaded."""
+        self.quota_key = self._stream.call.quota_key
+        self.hold(len(self._message), room)
 
     async def until_disconnect(self) -> None:
         await self._stream.left.wait()
@@ -349,6 +372,10 @@ class StreamedCall(GrpcExchange):
 
 def _response(body: bytes, last: bytes = b"") -> tuple[bytes, ...]:
     return _RESPONSE + varint(len(body) + len(last)), body, last
+
+
+def _no_form(error: errors.HeadraceError) -> Encoded:
+    return Encoded(b"")
 
 
 async def _nowhere(message: Any) -> None:

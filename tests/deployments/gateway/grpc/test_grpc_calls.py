@@ -222,6 +222,23 @@ async def test_no_more_than_its_share_of_a_stream_is_under_way(served: GrpcStand
         await nothing_is_under_way(served)
 
 
+async def test_a_stream_has_a_bound_of_what_waits(
+    served: GrpcStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.gateway.grpc.stream.MAX_WAITING", 3)
+    served.stand.channels["device"].hold()
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        call = stream(channel, PATIENT)
+        for number in range(4):
+            await call.write(request(id=str(number)))
+        assert "3 messages of this stream are not answered" in (await call.read()).error_message
+        served.stand.channels["device"].let_go()
+        answers = [(await call.read()).infer_response.id for _ in range(3)]
+        assert set(answers) == {"0", "1", "2"}
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+
+
 async def test_a_message_that_is_no_request_is_answered_in_the_stream(
     channel: grpc.aio.Channel,
 ) -> None:
