@@ -204,7 +204,9 @@ class Inflation:
     has numbers: a million of them fit a kilobyte.
     """
 
-    def __init__(self, body: bytes, limits: BodyLimits, bound: BodyBound = UNBOUNDED) -> None:
+    def __init__(
+        self, body: bytes | memoryview, limits: BodyLimits, bound: BodyBound = UNBOUNDED
+    ) -> None:
         self._body, self._limits, self._bound = memoryview(body), limits, bound
         self._stream = zlib.decompressobj(wbits=_GZIP)
         self._at = self._commas = self.size_bytes = 0

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 EXTENSION = "headrace.response.whole"
 TAKEN = "headrace.response.taken"
+KEEP = "headrace.request.keep"
 UNCOUNTED_BYTES = HIGH_WATER_LIMIT
 _OFFERED = {EXTENSION: {}}  # type: ignore[var-annotated]
 _UvicornCycle = httptools_impl.RequestResponseCycle
@@ -33,22 +34,66 @@ class WholeResponseCycle(_UvicornCycle):
         scope["extensions"] = _OFFERED
         super().__init__(scope, *args, **more)
         self._has_length = True
+        self.keeps = False
+        self._told_bytes = 0  # of the body that is kept
+        self.due_bytes = 0  # of the body, which the connection need not parse
+
+    async def receive(self) -> Any:
+        if not self.keeps:
+            return await super().receive()
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        self._told_bytes = len(self.body)
+        if self.more_body:
+            return {"type": "http.request", "size": self._told_bytes, "more_body": True}
+        self.keeps, whole, self.body = False, self.body, bytearray()
+        return {"type": "http.request", "body": whole, "more_body": False}
+
+    def _keep(self, message: Any) -> None:
+        """What follows of the body stays in `body`, behind what was taken of it. `size`: its
+        declared length, None for chunks."""
+        self.keeps, self.body = True, bytearray(message["body"]) + self.body
+        if message["size"] is not None and self.more_body:
+            self.due_bytes = message["size"] - len(self.body)
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Takes a part of the body that is kept."""
+        self.due_bytes = max(self.due_bytes - len(data), 0)
+        if self.response_complete:
+            return
+        self.body += data
+        if len(self.body) - self._told_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.message_event.set()
 
     async def send(self, message: Any) -> None:
         if message["type"] != EXTENSION:
             if message["type"] == TAKEN:
                 await self._taken(message)
                 return
+            if message["type"] == KEEP:
+                self._keep(message)
+                return
             if self.scope["http_version"] == "1.0":
                 self._end_with_connection(message)
-            await super().send(message)
+            if self.chunked_encoding and isinstance(message.get("body"), memoryview):
+                await self._send_view(message["body"])
+            else:
+                await super().send(message)
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
         self.keep_alive = self.keep_alive and not message["close"]
-        self.transport.write(self._bytes(message))
+        if len(message["body"]) > UNCOUNTED_BYTES:
+            self.transport.writelines((self._head(message), message["body"]))
+        else:
+            self.transport.write(self._head(message, message["body"]))
         self.response_started = self.response_complete = True
         self.waiting_for_100_continue = False
         self.message_event.set()
@@ -66,12 +111,28 @@ class WholeResponseCycle(_UvicornCycle):
         elif not self._has_length:
             self.expected_content_length = len(message.get("body", b""))
 
+    async def _send_view(self, body: memoryview) -> None:
+        """A chunk that is not copied."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected and self.scope["method"] != "HEAD":
+            self.transport.writelines((b"%x\r\n" % len(body), body, b"\r\n"))
+
     async def _taken(self, message: Any) -> None:
-        if self.flow.write_paused:  # a connection that is lost is not
+        if message.get("all"):
+            await self._all_taken()
+        elif self.flow.write_paused:  # a connection that is lost is not
             message["held"](self.transport.get_write_buffer_size())
             await self.flow.drain()
 
-    def _bytes(self, message: Any) -> bytes:
+    async def _all_taken(self) -> None:
+        """The connection keeps nothing back, until it has sent everything."""
+        if not self.disconnected:
+            self.transport.set_write_buffer_limits(high=0)
+            await self.flow.drain()
+            self.transport.set_write_buffer_limits()
+
+    def _head(self, message: Any, body: bytes = b"") -> bytes:
         parts = [httptools_impl.STATUS_LINE[message["status"]]]
         for name, value in self.default_headers:
             parts += (name, b": ", value, b"\r\n")
@@ -79,7 +140,7 @@ class WholeResponseCycle(_UvicornCycle):
             parts += (name, b": ", value, b"\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
-        parts += (b"\r\n", message["body"])
+        parts += (b"\r\n", body)
         return b"".join(parts)
 
 
