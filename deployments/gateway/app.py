@@ -14,7 +14,8 @@ from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.generation import generate
-from deployments.gateway.http import request_head
+from deployments.gateway.http import arrow_codecs, request_head
+from deployments.gateway.http.arrow_codecs import ArrowEmbeddingsCodec, ArrowInferCodec
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
     Codec,
@@ -54,6 +55,10 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "score": PairsCodec("score", rerank.decode_score),
     "completions": GenerationCodec("completions", openai_generation.decode_completion),
     "chat": GenerationCodec("chat", openai_generation.decode_chat),
+}
+_ARROW_CODECS: dict[str, Codec] = {
+    "infer": ArrowInferCodec(),
+    "embeddings": ArrowEmbeddingsCodec("openai", "embedding"),
 }
 logger = logging.getLogger("headrace.gateway")
 
@@ -130,6 +135,8 @@ class GatewayApp:
             return
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
+            if arrow_codecs.concerns(exchange.headers):
+                codec = _ARROW_CODECS.get(route.endpoint, codec)
             await self._pipeline.answer(exchange, codec, route.model, route.version)
         elif self._operator.has(route):
             await self._operator.answer(exchange, route)

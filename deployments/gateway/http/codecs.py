@@ -139,7 +139,7 @@ class InferCodec:
     def encode(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        joined = join(call, rows, _by_output(rows, answers), d)
+        joined = join(call, rows, by_output(rows, answers), d)
         tensors = [output.dense() for output in joined]
         return open_inference.encode(call, d.name, d.version, tensors)
 
@@ -157,7 +157,7 @@ class InferCodec:
     def pieces(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
-        outputs = join(call, rows, _by_output(rows, answers), d)
+        outputs = join(call, rows, by_output(rows, answers), d)
         return open_inference.pieces(call, d.name, d.version, outputs)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
@@ -195,7 +195,7 @@ class PredictCodec:
     def encode(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        return predict.encode(call, _by_output(rows, answers), d)
+        return predict.encode(call, by_output(rows, answers), d)
 
     def answer_size(
         self, call: Any, rows: Rows, d: ModelDescription, answers: Answers = None
@@ -207,7 +207,7 @@ class PredictCodec:
     def pieces(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
-        return predict.pieces(call, _by_output(rows, answers), d)
+        return predict.pieces(call, by_output(rows, answers), d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -294,7 +294,7 @@ class EmbeddingsCodec:
         d: ModelDescription,
     ) -> LargeAnswer:
         return embeddings.pieces(
-            self._one_by_one(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
+            self.vectors(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
 
@@ -310,9 +310,10 @@ class EmbeddingsCodec:
     def _outputs(self, d: ModelDescription) -> tuple[str, ...]:
         return (d.embed_output if d.classes is None else d.classes.output,)
 
-    def _one_by_one(
+    def vectors(
         self, call: EmbeddingsCall, d: ModelDescription, rows: Rows, answers: tuple[RowAnswer, ...]
     ) -> Iterator[np.ndarray[Any, Any]]:
+        """Of each row what `_numbers` says, one at a time."""
         if d.classes is not None:
             for answer in answers:  # all of them before the first is sent
                 classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
@@ -566,7 +567,7 @@ def sizes(
     return declared(rows, d, extent) if answers is None else measured(rows, answers, d, extent)
 
 
-def _by_output(
+def by_output(
     rows: Rows, answers: tuple[RowAnswer, ...]
 ) -> dict[str, tuple[str, list[np.ndarray[Any, Any]]]]:
     """name → (datatype, one array a row), of the wanted outputs: a row may have come with those

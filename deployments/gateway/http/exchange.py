@@ -164,7 +164,7 @@ class Exchange:
         except StopIteration as there:
             message: Message = there.value
             if not message.get("more_body", False):
-                return self._end(message, limits)  # type: ignore[return-value] - bytes
+                return bytes(self._end(message, limits))
         else:
             message = {}
         try:

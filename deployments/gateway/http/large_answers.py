@@ -131,6 +131,11 @@ class OutputSize:
         """As binary data."""
         return self.dense * _PACKED_BYTES[self.datatype] + self.text_bytes
 
+    @property
+    def packed_bytes(self) -> int:
+        """Of the rows as they are, unpadded."""
+        return self.elements * _PACKED_BYTES[self.datatype] + self.text_bytes
+
     def json_bytes(self, elements: int) -> int:
         """So many of it as JSON, at most; of BYTES, about."""
         return elements * _JSON_BYTES[self.datatype] + 2 * self.text_bytes
@@ -261,7 +266,8 @@ class LargeAnswer:
         if self._view is not None:
             view, self._view = self._view, None
             return view, True
-        began, made, size = time.perf_counter(), [], 0
+        made: list[bytes | memoryview] = []
+        began, size = time.perf_counter(), 0
         for part in self.parts:
             if isinstance(part, memoryview) and len(part) >= VIEW_BYTES:
                 if not made:

@@ -128,6 +128,8 @@ def runs(rows: Sequence[Array]) -> Iterator[Array]:
 
 def _run(first: Array, count: int) -> Array:
     flat = np.ascontiguousarray(first).reshape(-1)
+    if count == len(flat):
+        return flat
     return np.lib.stride_tricks.as_strided(flat, (count,), (first.itemsize,), writeable=False)
 
 
