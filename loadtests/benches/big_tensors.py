@@ -92,7 +92,22 @@ def binary(rows: int, elements: int) -> Sent:
     return Sent((head, data), {HEADER_LENGTH: str(len(head))})
 
 
-FORMS: dict[str, Form] = {"binary": binary}
+def arrow(rows: int, elements: int) -> Sent:
+    """An Arrow IPC stream, as a client's pyarrow writes it."""
+    import numpy as np
+    import pyarrow as pa
+
+    zeros = pa.array(np.zeros(rows * elements, np.float32))
+    column = pa.FixedSizeListArray.from_arrays(zeros, elements)
+    table = pa.table({"x": column})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    said = {"content-type": "application/vnd.apache.arrow.stream"}
+    return Sent((memoryview(sink.getvalue()),), said)
+
+
+FORMS: dict[str, Form] = {"binary": binary, "arrow": arrow}
 
 
 def settings_of(ingress: str, megabytes: int) -> Settings:
@@ -202,7 +217,7 @@ def _measured(running: RunningServer, path: str, sent: Sent, options: Options) -
 
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for run in done:
-        if run.side.startswith("binary,"):
+        if run.side.startswith(("binary,", "arrow,")):
             claim = f"{run.side}, {run.case}: peak of request and answer, in tensors"
             yield at_most(claim, run.result.peak, MAX_PEAK)
 
@@ -212,7 +227,7 @@ BENCH = Bench(
     about=__doc__,
     title=lambda options: f"Tensors of {options.megabytes} MiB",
     options={
-        "forms": BenchOption(list(FORMS), choices=tuple(FORMS)),
+        "forms": BenchOption(["binary"], choices=tuple(FORMS), help="arrow needs pyarrow"),
         "ingresses": BenchOption(list(INGRESSES), choices=INGRESSES),
         "megabytes": BenchOption(100),
         "requests": BenchOption(5, help="in each case"),

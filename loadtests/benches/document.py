@@ -23,6 +23,7 @@ ORDER = (
     "rerank",
     "encoders",
     "compare",
+    "big_tensors",
     "overload",
     "ragged_embeddings",
     "generation",

@@ -4,7 +4,7 @@ A body of the type is a table with a column for each input, or one column of tex
 token ids; it is answered by a table unless `Accept` names JSON alone. What else a request says
 stands in the schema's metadata, by the names that it has in JSON. An answer has one column for each
 output: rows keep their own lengths, and nothing is padded. Errors are JSON, as ever. `arrow_stream`
-reads and writes; rows are split as for every other protocol.
+reads, `arrow_answer` writes; rows are split as for every other protocol.
 Source: https://www.iana.org/assignments/media-types/application/vnd.apache.arrow.stream
 """
 
@@ -37,8 +37,10 @@ from deployments.gateway.http.large_answers import (
     Parts,
     size_of,
 )
-from deployments.gateway.http.protocols import arrow_stream, embeddings
-from deployments.gateway.http.protocols.arrow_stream import Column, Stream, Written
+from deployments.gateway.http.protocols import arrow_answer, arrow_stream, embeddings
+from deployments.gateway.http.protocols.arrow_answer import Written
+from deployments.gateway.http.protocols.arrow_messages import Column
+from deployments.gateway.http.protocols.arrow_stream import Stream
 from deployments.gateway.http.protocols.tensors import (
     EmbeddingsCall,
     Encoded,
@@ -67,6 +69,8 @@ _names = msgspec.json.Decoder(list[str])
 
 def concerns(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request or its answer is an Arrow stream."""
+    if headers.get(b"content-type") == b"application/json" and b"accept" not in headers:
+        return False  # as nearly all are
     return _is_body(headers) or ARROW_STREAM in headers.get(b"accept", b"").lower()
 
 
@@ -186,12 +190,12 @@ class ArrowInferCodec(InferCodec):
         tensors = join(call, rows, by_output(rows, answers), d)
         ragged = {spec.name for spec in d.outputs if spec.shape[1:2] == (-1,)}
         columns = [
-            arrow_stream.column_of(tensor, ragged=tensor.name in ragged) for tensor in tensors
+            arrow_answer.column_of(tensor, ragged=tensor.name in ragged) for tensor in tensors
         ]
         said = {"model_name": d.name, "model_version": d.version}
         if call.id is not None:
             said["id"] = call.id
-        return arrow_stream.write(tensors, columns, said, PACKED_BYTES)
+        return arrow_answer.write(tensors, columns, said, PACKED_BYTES)
 
 
 def _stream(call: InferCall) -> Stream | None:
@@ -300,9 +304,9 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
     ) -> Written:
         vectors = list(self.vectors(call, d, rows, answers))
         tensor = RowTensor("embedding", "FP32", vectors, vectors[0].shape)
-        column = arrow_stream.column_of(tensor, ragged=False)
+        column = arrow_answer.column_of(tensor, ragged=False)
         said = {"model": d.name, "prompt_tokens": str(sum(rows.lengths))}
-        return arrow_stream.write([tensor], [column], said, PACKED_BYTES)
+        return arrow_answer.write([tensor], [column], said, PACKED_BYTES)
 
 
 def _answers_vectors(call: EmbeddingsCall) -> bool:

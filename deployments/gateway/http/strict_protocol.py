@@ -96,7 +96,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._due_bytes() and not (data := self._put(data)):
+        if getattr(self.cycle, "due_bytes", 0) and not (data := self._put(data)):
             return
         self._head_bytes += len(data)
         self._got_body, before = False, self.scope
@@ -123,14 +123,12 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         elif self._deadline is None:
             self._start_clock()
 
-    def _due_bytes(self) -> int:
-        """Of a large body whose length is known: it needs no parser, which would copy it."""
-        return 0 if self.cycle is None else getattr(self.cycle, "due_bytes", 0)
-
     def _put(self, data: bytes) -> bytes:
-        """Takes what belongs to that body; what follows it."""
-        due, cycle = self._due_bytes(), self.cycle
-        cycle.put(data if len(data) <= due else memoryview(data)[:due])  # type: ignore[attr-defined]
+        """Takes what is due of a large body whose length is known: it needs no parser, which would
+        copy it. Returns what follows it."""
+        cycle: Any = self.cycle
+        due = cycle.due_bytes
+        cycle.put(data if len(data) <= due else memoryview(data)[:due])
         if len(data) < due:
             return b""
         self._new_parser()  # the old one waits for the body

@@ -38,9 +38,10 @@ class WholeResponseCycle(_UvicornCycle):
         self._told_bytes = 0  # of the body that is kept
         self.due_bytes = 0  # of the body, which the connection need not parse
 
-    async def receive(self) -> Any:
-        if not self.keeps:
-            return await super().receive()
+    def receive(self) -> Any:
+        return self._receive_kept() if self.keeps else _UvicornCycle.receive(self)
+
+    async def _receive_kept(self) -> Any:
         if not self.disconnected and not self.response_complete:
             self.flow.resume_reading()
             await self.message_event.wait()

@@ -13,14 +13,15 @@ import tokenizers
 from fake_runtimes import Encoder, FakeRuntime, Shout
 from in_process import Answer, Stand, ask, standing
 
-from deployments.gateway.http.protocols import arrow_stream
+from deployments.gateway.http.protocols import arrow_answer, arrow_stream
 from deployments.gateway.http.protocols.tensors import RowTensor
 from deployments.preprocess.tokenizer import TextTokenizer
 from runtimes.types import DTYPES, Batch, Limits, Ragged, Result, StageTimes, TensorSpec
 
 ARROW = b"application/vnd.apache.arrow.stream"
 TYPE = (b"content-type", ARROW)
-SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "queue": {"max_rows": 2048}}
+PATIENT = {"queue": {"max_rows": 2048}, "slo": {"latency_ms": 20_000}}
+SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, **PATIENT}
 
 
 class Vectors(FakeRuntime):
@@ -59,8 +60,8 @@ def column(name: str, datatype: str, rows: Sequence[Any]) -> RowTensor:
 
 
 def stream(*columns: tuple[RowTensor, bool], **metadata: str) -> bytes:
-    types = [arrow_stream.column_of(each, ragged=ragged) for each, ragged in columns]
-    return b"".join(arrow_stream.write([each for each, _ in columns], types, metadata, 999).parts)
+    types = [arrow_answer.column_of(each, ragged=ragged) for each, ragged in columns]
+    return b"".join(arrow_answer.write([each for each, _ in columns], types, metadata, 999).parts)
 
 
 def ids(*rows: Sequence[int], **metadata: str) -> bytes:
@@ -173,10 +174,10 @@ async def test_refusals_are_json_and_say_why(stand: Stand, body: bytes, why: str
 
 async def test_a_table_without_rows_or_fields_is_refused(stand: Stand) -> None:
     schema_alone = ids([1])
-    size = len(arrow_stream._schema_message(arrow_stream.read(schema_alone).columns, ()))
+    size = len(arrow_answer._schema_message(arrow_stream.read(schema_alone).columns, ()))
     answer = await post(stand, INFER, schema_alone[:size])
     assert "has no rows" in json.loads(answer.body)["error"]
-    none = arrow_stream._schema_message((), ())
+    none = arrow_answer._schema_message((), ())
     assert "has no fields" in json.loads((await post(stand, INFER, none)).body)["error"]
 
 

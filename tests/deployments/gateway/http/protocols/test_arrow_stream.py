@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import arrow_stream
-from deployments.gateway.http.protocols.arrow_stream import Column, column_of, read, write
+from deployments.gateway.http.protocols import arrow_answer
+from deployments.gateway.http.protocols.arrow_answer import column_of, write
+from deployments.gateway.http.protocols.arrow_messages import Column
+from deployments.gateway.http.protocols.arrow_stream import read
 from deployments.gateway.http.protocols.tensors import RowTensor
 from runtimes.types import DTYPES
 
@@ -225,7 +227,7 @@ def test_fixed_sizes_that_no_array_has_are_refused(was: int, now: int) -> None:
     """With lists of none of them, nothing else would tell."""
     body = stream((tensor("y", "INT8", (0, 7, 5)), True))
     assert read(body).split("y")[0].shape == (0, 7, 5)
-    size = len(arrow_stream._schema_message((Column("y", "INT8", 4, (7, 5)),), ()))
+    size = len(arrow_answer._schema_message((Column("y", "INT8", 4, (7, 5)),), ()))
     with pytest.raises(BadRequest, match="entries in all"):
         read(with_ints(body[:size], (was,), (now,)) + body[size:])
 
@@ -233,7 +235,7 @@ def test_fixed_sizes_that_no_array_has_are_refused(was: int, now: int) -> None:
 def test_too_many_batches_and_fields_are_refused() -> None:
     one = tensor("y", "INT8", ())
     body = stream((one, False))
-    schema = len(arrow_stream._schema_message((column_of(one, ragged=False),), ()))
+    schema = len(arrow_answer._schema_message((column_of(one, ragged=False),), ()))
     batch = body[schema:-8]
     assert read(body[:schema] + batch * 2048).rows == 2048
     with pytest.raises(BadRequest, match="more record batches"):
