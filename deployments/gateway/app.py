@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.generation import generate
-from deployments.gateway.http import arrow_codecs, request_head
+from deployments.gateway.http import request_head
 from deployments.gateway.http.arrow_codecs import ArrowEmbeddingsCodec, ArrowInferCodec
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
@@ -135,7 +135,7 @@ class GatewayApp:
             return
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
-            if arrow_codecs.concerns(exchange.headers):
+            if exchange.concerns_arrow:
                 codec = _ARROW_CODECS.get(route.endpoint, codec)
             await self._pipeline.answer(exchange, codec, route.model, route.version)
         elif self._operator.has(route):

@@ -67,13 +67,6 @@ _MAX_ID = 2**31 - 1
 _names = msgspec.json.Decoder(list[str])
 
 
-def concerns(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request or its answer is an Arrow stream."""
-    if headers.get(b"content-type") == b"application/json" and b"accept" not in headers:
-        return False  # as nearly all are
-    return _is_body(headers) or ARROW_STREAM in headers.get(b"accept", b"").lower()
-
-
 def _is_body(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"content-type", b"").lower().startswith(ARROW_STREAM)
 

@@ -154,6 +154,14 @@ class Exchange:
             return True
         return self.headers.get(b"content-type", b"").lower().startswith(_TENSOR_TYPES)
 
+    @property
+    def concerns_arrow(self) -> bool:
+        """Whether the body or the wanted answer is an Arrow stream."""
+        kind, accepts = self.headers.get(b"content-type", b""), self.headers.get(b"accept", b"")
+        if kind == b"application/json" and not accepts:
+            return False  # as of nearly all
+        return kind.lower().startswith(ARROW_STREAM) or ARROW_STREAM in accepts.lower()
+
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
         """The raw body; a read-only view of one that `has_tensors` and came later than its headers.
         Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
