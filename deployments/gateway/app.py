@@ -17,6 +17,7 @@ from deployments.gateway.generation import generate
 from deployments.gateway.grpc.calls import PREFIXES as GRPC_PREFIXES
 from deployments.gateway.grpc.calls import GrpcCalls
 from deployments.gateway.http import request_head
+from deployments.gateway.http.arrow_codecs import ArrowEmbeddingsCodec, ArrowInferCodec
 from deployments.gateway.http.codecs import (
     ClassifyCodec,
     Codec,
@@ -56,6 +57,10 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "score": PairsCodec("score", rerank.decode_score),
     "completions": GenerationCodec("completions", openai_generation.decode_completion),
     "chat": GenerationCodec("chat", openai_generation.decode_chat),
+}
+_ARROW_CODECS: dict[str, Codec] = {
+    "infer": ArrowInferCodec(),
+    "embeddings": ArrowEmbeddingsCodec("openai", "embedding"),
 }
 logger = logging.getLogger("headrace.gateway")
 
@@ -145,6 +150,8 @@ class GatewayApp:
             return
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
+            if exchange.concerns_arrow:
+                codec = _ARROW_CODECS.get(route.endpoint, codec)
             await self._pipeline.answer(exchange, codec, route.model, route.version)
         else:
             await self._page(exchange, route)

@@ -124,7 +124,7 @@ class Pages:
                 raise self._models.missing(route.model)
             route = route._replace(model=name, alias=route.model if route.model != name else "")
         if route.endpoint == "repository_index":
-            body = await exchange.body(_INDEX_LIMITS)
+            body = bytes(await exchange.body(_INDEX_LIMITS))
             only_ready = metadata.ready_only(body)
             status, page = 200, metadata.repository_index(self._states(who), only_ready=only_ready)
         else:
@@ -301,7 +301,7 @@ def _line(exchange: Exchange, key: str, verb: str, what: str) -> AuditLine:
 
 async def _read(exchange: Exchange, kind: type[T], must: str) -> T:
     """Raises BadRequest."""
-    body = await exchange.body(_LIMITS)
+    body = bytes(await exchange.body(_LIMITS))
     try:
         return msgspec.json.decode(body, type=kind)
     except json_body.DECODE_ERRORS as wrong:

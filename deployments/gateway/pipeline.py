@@ -27,7 +27,7 @@ from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
-from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer, held_at_once
+from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer
 from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded, InferCall
@@ -136,6 +136,8 @@ class Pipeline:
         # the model could use. It is inflated off the event loop, after 5a.
         bound = partial(self._bound, caller.tenant, selection, codec)
         body = await services.read_body(exchange, caller, bound)
+        if not codec.takes_views:
+            body = bytes(body)  # which most are
         # 5a. What may have ended another gateway is worked on alone, or refused. Before anything
         # reads the body's contents.
         work = context.work = services.suspected.begin(exchange.path, body)
@@ -185,7 +187,7 @@ class Pipeline:
         context: RequestContext,
         selection: ModelSelection | None,
         codec: Codec | GenerationCodec,
-        body: bytes,
+        body: bytes | memoryview,
     ) -> Awaitable[Any]:
         """The parsed body. A body that the canary's description does not allow is parsed again for
         the live version."""
@@ -248,7 +250,7 @@ class Pipeline:
         assert caller is not None
         if not size.known:
             size = codec.answer_size(call, done.rows, d, done.answers)
-            context.exchange.hold_answer(held_at_once(size), services.limits.room)
+            services.hold_answer(context.exchange, size, done.rows)
         if size.is_small:
             return codec.encode(call, done.rows, done.answers, d), None
         # 11b. A large answer is encoded off the event loop, a piece at a time.
@@ -290,7 +292,7 @@ class Pipeline:
         # Now, because a small request may ask for an answer that no gateway could hold, and
         # nothing of it has been computed yet.
         size = codec.answer_size(call, rows, description)
-        context.exchange.hold_answer(held_at_once(size), services.limits.room)
+        services.hold_answer(context.exchange, size, rows)
         context.mark("tokenize")
         # 10. Recording, where settings ask for it. Before the cache, which would hide repeated
         # inputs from it.

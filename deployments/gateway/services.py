@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
+from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import (
     MIN_BYTES_PER_S,
     SLOW_GRACE_S,
@@ -29,11 +30,12 @@ from deployments.gateway.http.body import (
     Inflation,
 )
 from deployments.gateway.http.exchange import Exchange, RequestOptions
+from deployments.gateway.http.large_answers import AnswerSize
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.suspected_requests import SuspectedRequests, Work
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
-from deployments.gateway.rows import RowAnswer
+from deployments.gateway.rows import RowAnswer, Rows
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
@@ -315,6 +317,7 @@ class GatewayServices:
         self._tenants = tenants
         self._threshold = POOL_THRESHOLD_BYTES
         self._under_way = SharedBound(limits.max_requests)
+        self._max_answer_bytes = max(large_answers.MAX_HELD_BYTES, limits.max_body_bytes)
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""
@@ -357,7 +360,7 @@ class GatewayServices:
 
     async def read_body(
         self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
-    ) -> bytes:
+    ) -> bytes | memoryview:
         """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
         that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
@@ -371,7 +374,11 @@ class GatewayServices:
         return await exchange.body(limits)
 
     async def inflated(
-        self, exchange: Exchange, caller: Caller, body: bytes, bound: Callable[[], BodyBound]
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        body: bytes | memoryview,
+        bound: Callable[[], BodyBound],
     ) -> bytes:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
@@ -381,6 +388,12 @@ class GatewayServices:
             await self.pool.run(caller.tenant.name, inflation.measure)
         exchange.hold(inflation.size_bytes, self.limits.room)
         return await self.pool.run(caller.tenant.name, inflation.take)
+
+    def hold_answer(self, exchange: Exchange, size: AnswerSize, rows: Rows) -> None:
+        """The memory of an answer, before it is there. Raises BadRequest for one that is too large,
+        and Overloaded."""
+        large_answers.check(size, rows, self._max_answer_bytes)
+        exchange.hold_answer(large_answers.held_at_once(size), self.limits.room)
 
     async def off_loop(
         self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any

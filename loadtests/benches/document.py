@@ -24,6 +24,7 @@ ORDER = (
     "rerank",
     "encoders",
     "compare",
+    "big_tensors",
     "overload",
     "ragged_embeddings",
     "generation",

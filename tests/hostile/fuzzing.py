@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file__).parents[2])]
@@ -38,6 +39,9 @@ from in_process import Stand, ask  # noqa: E402
 
 from deployments.contract.channel.frames import Buffer, Kind  # noqa: E402
 from deployments.contract.channel.stream_messages import StreamEnd  # noqa: E402
+from deployments.gateway.http.exchange import ARROW_STREAM  # noqa: E402
+from deployments.gateway.http.protocols.arrow_answer import column_of, write  # noqa: E402
+from deployments.gateway.http.protocols.tensors import RowTensor  # noqa: E402
 from deployments.replica.artifacts import archive  # noqa: E402
 from deployments.settings.plain import SettingsErrors  # noqa: E402
 from deployments.settings.remote_source import SourceError  # noqa: E402
@@ -159,7 +163,7 @@ class Kinds:
         self.all: dict[str, Callable[[random.Random], Awaitable[str]]] = {
             "http": self.http, "tensors": self.tensors, "chat": self.chat,
             "completion": self.completion, "image": self.image, "settings": self.settings,
-            "archive": self.archive,
+            "archive": self.archive, "arrow": self.arrow,
         }  # fmt: skip
 
     async def http(self, rng: random.Random) -> str:
@@ -178,6 +182,16 @@ class Kinds:
         length = rng.choice([len(head), len(head), len(head), len(head) + 1, 0, 10**9])
         named = [(b"inference-header-content-length", b"%d" % length)]
         return await self._ask("POST", _PATHS[0], named, mutated(rng, head) + raw)
+
+    async def arrow(self, rng: random.Random) -> str:
+        """A column of ragged rows; bytes of it are changed, added and left out."""
+        rows = [np.arange(rng.randint(0, 4)) for _ in range(rng.randint(1, 3))]
+        sent = RowTensor("ids", "INT64", rows, ())
+        said = {"model": "device", "outputs": "[]", "id": "7"}
+        stream = write([sent], [column_of(sent, ragged=True)], said, 64)
+        named = [(b"content-type", ARROW_STREAM), *_headers(rng)]
+        path = rng.choice([_PATHS[0], _PATHS[0], _PATHS[1], "/v1/embeddings"])
+        return await self._ask("POST", path, named, _mutated(rng, b"".join(stream.parts)))
 
     async def chat(self, rng: random.Random) -> str:
         asked = {**_CHAT, "stream": rng.random() < 0.5}

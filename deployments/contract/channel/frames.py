@@ -164,6 +164,15 @@ class MessageError(Exception):
     """A message that is inconsistent, in a frame that was whole."""
 
 
+class Scattered(NamedTuple):
+    """As `Ragged`, of large rows that lie apart: each stays where it is until it is sent. 1-D
+    arrays, not of BYTES."""
+
+    datatype: str
+    rows: Sequence[np.ndarray[Any, Any]]
+    shapes: Shapes
+
+
 class WireMessage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A part of the channel's messages: an array of its fields, in order.
 
@@ -181,7 +190,7 @@ class BatchCall(WireMessage, frozen=True):
 
     budget_s: float  # for how long a caller still waits for it
     lengths: bytes  # int32 [rows]
-    inputs: dict[str, Ragged]
+    inputs: dict[str, Ragged]  # or `Scattered`, until they are sent
     outputs: tuple[str, ...] | None  # wanted names; None: all
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
@@ -374,7 +383,7 @@ def _plain(lengths: np.ndarray[Any, Any]) -> Shapes:
 
 
 def _to_heads(
-    tensors: Mapping[str, Ragged], plain: Shapes | None = None
+    tensors: Mapping[str, Ragged | Scattered], plain: Shapes | None = None
 ) -> tuple[list[_ColumnHead], list[Buffer]]:
     """Tensors into heads for the header and buffers to follow it. The heads of those with `plain`
     shapes name none."""
@@ -382,6 +391,12 @@ def _to_heads(
     buffers: list[Buffer] = []
     for name, ragged in tensors.items():
         shapes = None if ragged.shapes == plain else ragged.shapes
+        if isinstance(ragged, Scattered):
+            parts = [np.ascontiguousarray(row).view(np.uint8).data for row in ragged.rows]
+            size = sum(map(len, parts))
+            heads.append(_ColumnHead(name, ragged.datatype, size, None, shapes))
+            buffers += parts
+            continue
         if ragged.datatype == "BYTES":
             heads.append(_ColumnHead(name, "BYTES", 0, ragged.data.tolist(), shapes))
             continue

@@ -57,7 +57,7 @@ class GrpcExchange(Exchange):
         """Of the message, once it is there."""
         return self.headers[b"grpc-encoding"] if self._compressed else b"identity"
 
-    async def body(self, limits: BodyLimits) -> bytes:
+    async def body(self, limits: BodyLimits) -> bytes | memoryview:
         """The message. Raises as `Exchange.body`, and BadRequest for what is no frame."""
         if limits.max_bytes >= self.max_message_bytes:
             name = "gateway.grpc.max_message_bytes"
@@ -66,7 +66,7 @@ class GrpcExchange(Exchange):
             await super().body(replace(limits, max_bytes=limits.max_bytes + frames.PREFIX_BYTES))
         )
 
-    def unframed(self, body: bytes) -> bytes:
+    def unframed(self, body: bytes | memoryview) -> bytes | memoryview:
         """The one message of a whole body. Raises BadRequest and UnsupportedMedia."""
         if len(body) < frames.PREFIX_BYTES:
             raise errors.BadRequest("the call has no message")
@@ -79,8 +79,8 @@ class GrpcExchange(Exchange):
         if self._compressed:
             check_compression(self.headers.get(b"grpc-encoding"))
         if size > _COPIED_BYTES:
-            return memoryview(body)[frames.PREFIX_BYTES :]  # type: ignore[return-value]
-        return body[frames.PREFIX_BYTES :]
+            return memoryview(body)[frames.PREFIX_BYTES :]
+        return bytes(body[frames.PREFIX_BYTES :])
 
     def _budget_s(self) -> float | None:
         budget_s = super()._budget_s()
@@ -142,7 +142,7 @@ class GrpcExchange(Exchange):
             await self._send({"type": TRAILERS, "headers": trailers})
 
     async def begin(self, answer: Encoded, headers: Headers) -> None:
-        answer.body = b"".join((frames.prefix(answer.size_bytes), answer.body))
+        answer.body = b"".join((frames.prefix(answer.size), answer.body))
         await super().begin(answer, headers)
 
     async def end_stream(self) -> None:

@@ -49,7 +49,7 @@ def read_prefix(head: bytes | bytearray | memoryview) -> tuple[bool, int]:
     return flag == 1, size
 
 
-def inflated(message: bytes, max_bytes: int) -> bytes:
+def inflated(message: bytes | memoryview, max_bytes: int) -> bytes:
     """A short message that was sent compressed. Raises BadRequest and BodyTooLarge."""
     stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # gzip or deflate, by its head
     try:

@@ -23,7 +23,7 @@ from deployments.gateway.grpc.generation import completion_of
 from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from deployments.gateway.http.codecs import InferCodec, by_output
 from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.large_answers import PIECE_BYTES, LargeAnswer, Parts
+from deployments.gateway.http.large_answers import PACKED_BYTES, PIECE_BYTES, LargeAnswer, Parts
 from deployments.gateway.http.protocols import open_inference, tensors
 from deployments.gateway.http.protocols.tensors import (
     HALVES,
@@ -60,7 +60,9 @@ class GrpcInferCodec(InferCodec):
     def __init__(self, generates: Callable[[str], bool]) -> None:
         self._generates = generates
 
-    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
+    def decode(
+        self, body: bytes | memoryview, exchange: Exchange, d: ModelDescription | None
+    ) -> Any:
         """An `InferCall`, or a `GenerationCall`."""
         assert isinstance(exchange, GrpcExchange)
         raw: list[memoryview] | None = None
@@ -120,12 +122,9 @@ def _in_pieces(head: bytes, raw: Sequence[RowTensor]) -> LargeAnswer:
             yield head[start : start + PIECE_BYTES]
         for output in raw:
             yield _raw_head(output.packed_bytes)
-            for row in output.padded():
-                packed = memoryview(tensors.pack(output.datatype, row))
-                for start in range(0, len(packed), PIECE_BYTES):
-                    yield packed[start : start + PIECE_BYTES]
+            yield from output.packed(PACKED_BYTES)
 
-    return LargeAnswer(parts(), size_bytes=size)
+    return LargeAnswer(parts(), size=size, is_ready=all(output.is_dense for output in raw))
 
 
 def _raw_head(size: int) -> bytes:

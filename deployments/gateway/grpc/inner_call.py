@@ -34,7 +34,7 @@ class InnerCall(Exchange):
         self.status = 0
         self.answer = b""
 
-    async def body(self, limits: BodyLimits) -> bytes:
+    async def body(self, limits: BodyLimits) -> bytes | memoryview:
         if len(self._given) > limits.max_bytes:
             raise errors.BodyTooLarge(
                 f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"

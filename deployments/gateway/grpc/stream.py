@@ -95,12 +95,12 @@ class MessageStream:
             self._began = True
             await self.call.start_messages()
 
-    async def send(self, *parts: bytes) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """One message. Waits while the client is behind."""
         async with self.lock:
             await self.write(frames.prefix(sum(map(len, parts))), *parts)
 
-    async def write(self, *parts: bytes) -> None:
+    async def write(self, *parts: bytes | memoryview) -> None:
         """Bytes of messages; by whoever holds the lock."""
         await self._begin()
         if not self.left.is_set():
@@ -286,7 +286,7 @@ class StreamedCall(GrpcExchange):
         self._stream, self._message, self._compressed = stream, message, compressed
         self._writes = False  # an answer in pieces
 
-    async def body(self, limits: BodyLimits) -> bytes:
+    async def body(self, limits: BodyLimits) -> bytes | memoryview:
         if len(self._message) > limits.max_bytes:
             raise errors.BodyTooLarge(
                 f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
@@ -330,7 +330,7 @@ class StreamedCall(GrpcExchange):
     async def begin(self, answer: Encoded, headers: Headers) -> None:
         """Of a large answer: nobody else writes until its end."""
         self.replied = True
-        size = answer.size_bytes + len(_FINAL)
+        size = answer.size + len(_FINAL)
         head = _RESPONSE + varint(size)
         await self._stream.lock.acquire()
         self._writes = True
@@ -339,11 +339,11 @@ class StreamedCall(GrpcExchange):
     async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.replied = True
 
-    async def send_chunk(self, data: bytes) -> None:
+    async def send_chunk(self, data: bytes | memoryview) -> None:
         if self.text is None:
             await self._stream.write(data)
             return
-        for response, error in self.text.pieces(data):
+        for response, error in self.text.pieces(bytes(data)):
             if error:
                 self.text.ends_empty = False
                 await self._say(error)

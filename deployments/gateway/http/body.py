@@ -207,7 +207,7 @@ class Inflation:
 
     def __init__(
         self,
-        body: bytes,
+        body: bytes | memoryview,
         limits: BodyLimits,
         bound: BodyBound = UNBOUNDED,
         encoding: bytes = b"gzip",

@@ -22,7 +22,6 @@ from deployments.gateway.http.large_answers import (
     AnswerSize,
     LargeAnswer,
     OutputSize,
-    check,
     declared,
     measured,
     size_of,
@@ -67,12 +66,13 @@ class Codec(Protocol):
     """`names_tensors`: its requests or answers name the model's tensors. `kind_without_a_name`: of
     the model that a request means which names none. `text_name`: what the body calls one of the
     texts. `split` gets what the call's texts or images became, by `Codec.texts` and `Codec.images`,
-    and the model's tokeniser; `row_count`: how many rows it will make, about. `answer_size` raises
-    BadRequest for an answer over a bound; `answers`: once they are there. `pieces`: as `encode`, of
-    a large one."""
+    and the model's tokeniser; `row_count`: how many rows it will make, about. `answers`: once they
+    are there. `pieces`: as `encode`, of a large one. `takes_views`: `decode` takes a body that
+    `has_tensors` as a view."""
 
     label: str
     names_tensors: bool
+    takes_views: bool
     kind_without_a_name: str
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
@@ -99,14 +99,16 @@ class InferCodec:
     """Open Inference Protocol, JSON or binary tensors."""
 
     label = "oip"
-    names_tensors = True
+    names_tensors = takes_views = True
     kind_without_a_name = ""
 
-    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
+    def decode(
+        self, body: bytes | memoryview, exchange: Exchange, d: ModelDescription | None
+    ) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
         check = None if d is None else partial(check_claim, d=d)
         if header_bytes is None:
-            return open_inference.decode(body, check)
+            return open_inference.decode(bytes(body), check)
         return open_inference.decode_binary(body, header_bytes, check)
 
     def texts(self, call: InferCall, d: ModelDescription) -> list[str] | None:
@@ -150,9 +152,7 @@ class InferCodec:
         for name, output in outputs.items():
             binary = forms.get(name, call.binary_outputs)
             sent += output.dense_bytes if binary else output.json_bytes(output.dense)
-        size = size_of(outputs, sent)
-        check(size, rows, ", ask for fewer outputs, or for binary data", "inputs")
-        return size
+        return size_of(outputs, sent, ", ask for fewer outputs, or for binary data", "inputs")
 
     def pieces(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -169,6 +169,7 @@ class PredictCodec:
 
     label = "predict"
     names_tensors = True
+    takes_views = False
     kind_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
@@ -201,9 +202,7 @@ class PredictCodec:
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers)
         sent = sum([output.json_bytes(output.elements) for output in outputs.values()])
-        size = size_of(outputs, sent)
-        check(size, rows, "", "instances" if call.inputs is None else "inputs")
-        return size
+        return size_of(outputs, sent, "", "instances" if call.inputs is None else "inputs")
 
     def pieces(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -217,7 +216,7 @@ class PredictCodec:
 class EmbeddingsCodec:
     """Vectors of texts or token lists, or the scores of their classes."""
 
-    names_tensors = False
+    names_tensors = takes_views = False
     parameter = "input"  # the texts' name in a body
     kind_without_a_name = ""
 
@@ -285,9 +284,7 @@ class EmbeddingsCodec:
         for output in outputs.values():
             base64_bytes = output.held_bytes * 4 // 3
             sent += base64_bytes if call.base64 else output.json_bytes(output.elements)
-        size = size_of(outputs, sent)
-        check(size, rows, "" if call.base64 else ", or ask for base64", self.parameter)
-        return size
+        return size_of(outputs, sent, "" if call.base64 else ", or ask for base64", self.parameter)
 
     def pieces(
         self,
@@ -297,7 +294,7 @@ class EmbeddingsCodec:
         d: ModelDescription,
     ) -> LargeAnswer:
         return embeddings.pieces(
-            self._one_by_one(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
+            self.vectors(call, d, rows, answers), sum(rows.lengths), d.name, self._form,
             base64=call.base64, labels=d.classes.labels if d.classes else (),
         )  # fmt: skip
 
@@ -313,9 +310,10 @@ class EmbeddingsCodec:
     def _outputs(self, d: ModelDescription) -> tuple[str, ...]:
         return (d.embed_output if d.classes is None else d.classes.output,)
 
-    def _one_by_one(
+    def vectors(
         self, call: EmbeddingsCall, d: ModelDescription, rows: Rows, answers: tuple[RowAnswer, ...]
     ) -> Iterator[np.ndarray[Any, Any]]:
+        """Of each row what `_numbers` says, one at a time."""
         if d.classes is not None:
             for answer in answers:  # all of them before the first is sent
                 classify.check_scores(answer.outputs[d.classes.output][1], d.classes)
@@ -369,9 +367,9 @@ class SparseCodec(EmbeddingsCodec):
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers)
-        size = size_of(outputs, outputs[d.embed_output].elements * embeddings.ENTRY_BYTES)
-        check(size, rows, "", self.parameter)
-        return size
+        return size_of(
+            outputs, outputs[d.embed_output].elements * embeddings.ENTRY_BYTES, "", self.parameter
+        )
 
     def pieces(
         self,
@@ -404,7 +402,7 @@ class ClassifyCodec:
     """Labels with scores, of images or texts."""
 
     label = "classify"
-    names_tensors = False
+    names_tensors = takes_views = False
     kind_without_a_name = ""
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> ClassifyCall:
@@ -451,9 +449,9 @@ class ClassifyCodec:
     ) -> AnswerSize:
         assert d.classes is not None
         sent = rows.count * classify.prediction_bytes(call, d.classes)
-        size = size_of(sizes(rows, d, answers), sent)
-        check(size, rows, ", or ask for fewer labels (top_k)", "instances")
-        return size
+        return size_of(
+            sizes(rows, d, answers), sent, ", or ask for fewer labels (top_k)", "instances"
+        )
 
     def pieces(
         self, call: ClassifyCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -468,7 +466,7 @@ class ClassifyCodec:
 class PairsCodec:
     """Scores of pairs of texts: one row a document."""
 
-    names_tensors = False
+    names_tensors = takes_views = False
     kind_without_a_name = "rerank"
 
     def __init__(self, label: str, decoder: Callable[[bytes], rerank.PairsCall]) -> None:
@@ -528,9 +526,12 @@ class PairsCodec:
         self, call: rerank.PairsCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
         texts = sum(2 * len(text) for text in call.documents) if call.returns else 0
-        size = size_of(sizes(rows, d, answers), rows.count * rerank.RESULT_BYTES + texts)
-        check(size, rows, ", or set return_documents to false", "documents")
-        return size
+        return size_of(
+            sizes(rows, d, answers),
+            rows.count * rerank.RESULT_BYTES + texts,
+            ", or set return_documents to false",
+            "documents",
+        )
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.openai_error(error)
@@ -546,7 +547,7 @@ class PairsCodec:
 class GenerationCodec:
     """OpenAI's chats and completions."""
 
-    names_tensors = False
+    names_tensors = takes_views = False
     kind_without_a_name = ""
 
     def __init__(self, label: str, decoder: Callable[[bytes], GenerationCall]) -> None:

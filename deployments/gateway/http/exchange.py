@@ -26,12 +26,16 @@ from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.tensors import Encoded
-from deployments.gateway.http.whole_response import EXTENSION, TAKEN, UNCOUNTED_BYTES
+from deployments.gateway.http.whole_response import EXTENSION, KEEP, TAKEN, UNCOUNTED_BYTES
 from deployments.gateway.tenancy.rates import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
 _MAX_DIGITS = 18
+# Bodies that hold tensors as they are, which are read as views of what arrived.
+BINARY_HEADER = b"inference-header-content-length"
+ARROW_STREAM = b"application/vnd.apache.arrow.stream"
+_TENSOR_TYPES = (ARROW_STREAM, b"application/grpc")
 SESSION = re.compile(rb"[\x20-\x7e]{1,128}")
 _PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
 Message = MutableMapping[str, Any]
@@ -61,6 +65,7 @@ class Exchange:
         "_receive",
         "_room",
         "_send",
+        "_shares",
         "_slow",
         "_whole",
         "arrived",
@@ -93,7 +98,7 @@ class Exchange:
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._at_once = EXTENSION in scope.get("extensions", ())
-        self._slow = self._whole = False
+        self._slow = self._whole = self._shares = False
         self._held_bytes = 0
         self._answer_bytes = 0  # of those
         self._room: BodyRoom | None = None
@@ -142,8 +147,24 @@ class Exchange:
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
 
-    async def body(self, limits: BodyLimits) -> bytes:
-        """The raw body. Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the body holds tensors as bytes, by its headers."""
+        if BINARY_HEADER in self.headers:
+            return True
+        return self.headers.get(b"content-type", b"").lower().startswith(_TENSOR_TYPES)
+
+    @property
+    def concerns_arrow(self) -> bool:
+        """Whether the body or the wanted answer is an Arrow stream."""
+        kind, accepts = self.headers.get(b"content-type", b""), self.headers.get(b"accept", b"")
+        if kind == b"application/json" and not accepts:
+            return False  # as of nearly all
+        return kind.lower().startswith(ARROW_STREAM) or ARROW_STREAM in accepts.lower()
+
+    async def body(self, limits: BodyLimits) -> bytes | memoryview:
+        """The raw body; a read-only view of one that `has_tensors` and came later than its headers.
+        Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
         # Most bodies arrive with their headers: then no timer is set (it costs 3 us a request).
         waiting = self._receive().__await__()
         try:
@@ -151,7 +172,7 @@ class Exchange:
         except StopIteration as there:
             message: Message = there.value
             if not message.get("more_body", False):
-                return self._end(message, [], limits)
+                return bytes(self._end(message, limits))
         else:
             message = {}
         try:
@@ -169,29 +190,43 @@ class Exchange:
         finally:
             limits.arriving.end(self.quota_key)
 
-    async def _rest(self, message: Message, limits: BodyLimits, clock: asyncio.Timeout) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+    async def _rest(
+        self, message: Message, limits: BodyLimits, clock: asyncio.Timeout
+    ) -> bytes | memoryview:
+        body, size = bytearray(), 0
         began = asyncio.get_running_loop().time()
+        if self._at_once and message.get("more_body", False):
+            # The connection puts what follows where it stays: `size` is then what it says.
+            kept = {"type": KEEP, "body": message["body"], "size": self.number(b"content-length")}
+            await self._send(kept)
+            message["body"], message["size"] = b"", len(kept["body"])
         while message.get("more_body", False):
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            body += message.get("body", b"")
+            before, size = size, message.get("size", len(body))
             if size > limits.max_bytes:
                 raise _too_large(limits)
-            self.hold(len(parts[-1]), limits.room)
+            self.hold(size - before, limits.room)
             clock.reschedule(began + limits.due_s(size))
             message = await self._receive()
-        return self._end(message, parts, limits)
+        last = self._end(message, limits)
+        if body:
+            body += last
+        elif isinstance(last, bytearray):
+            body = last
+        else:
+            return last
+        if len(body) > limits.max_bytes:
+            raise _too_large(limits)
+        return memoryview(body).toreadonly() if self.has_tensors else bytes(body)
 
-    def _end(self, message: Message, parts: list[bytes], limits: BodyLimits) -> bytes:
+    def _end(self, message: Message, limits: BodyLimits) -> bytes | bytearray:
         if message["type"] == "http.disconnect":
             raise errors.CallerLeft("the client disconnected before its body was complete")
         self._whole = True
-        last: bytes = message.get("body", b"")
-        body = b"".join([*parts, last]) if parts else last
-        if len(body) > limits.max_bytes:
+        last: bytes | bytearray = message.get("body", b"")
+        if len(last) > limits.max_bytes:
             raise _too_large(limits)
-        return body
+        return last
 
     def hold(self, size_bytes: int, room: BodyRoom) -> None:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
@@ -308,7 +343,8 @@ class Exchange:
     async def begin(self, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head and the beginning of a large answer; `send_chunk` and `end_stream` follow."""
         self.replied, self.is_large = True, self._at_once
-        head = self._head(answer, headers)
+        size = [(b"content-length", b"%d" % answer.size)] if answer.size else []
+        head = self._head(answer, headers, *size)
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
         await self.send_chunk(answer.body)
 
@@ -332,7 +368,14 @@ class Exchange:
 
     async def await_drained(self, room: BodyRoom) -> None:
         """Of a large answer: returns once the client has all of it but what a connection keeps, or
-        has left. Until then what it has not is held, instead of the request's body."""
+        has left. Until then what it has not is held, instead of the request's body. A view keeps
+        all that it is a part of: then all is held, until the client has everything."""
+        if self._shares:
+            try:
+                await self._send({"type": TAKEN, "all": True})
+            finally:
+                self.release()
+            return
         self.release()
 
         def held(size_bytes: int) -> None:
@@ -351,8 +394,14 @@ class Exchange:
         head = [(b"content-type", content_type), named, *headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
-    async def send_chunk(self, data: bytes) -> None:
-        """Waits while the client is behind."""
+    async def send_chunk(self, data: bytes | memoryview) -> None:
+        """Waits while the client is behind. A view is sent as it is, so its memory may not change
+        until the client has it."""
+        if isinstance(data, memoryview):
+            if self._at_once:
+                self._shares = True
+            else:  # another server, which may take bytes alone
+                data = bytes(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self) -> None:

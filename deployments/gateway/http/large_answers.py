@@ -43,14 +43,13 @@ def held_at_once(size: AnswerSize) -> int:
 async def beginning(answer: LargeAnswer, pool: FairThreadPool, tenant: str) -> Encoded:
     """The whole answer if it is short, else its beginning. Raises what is wrong with the answer,
     and Overloaded."""
-    made: list[bytes] = []
+    made: list[bytes | memoryview] = []
     size, more = 0, True
-    while more and size <= WHOLE_BYTES:
+    while more and size <= WHOLE_BYTES and not answer.size:
         part, more = await pool.run(tenant, _take, answer)
         made.append(part)
         size += len(part)
-    whole = b"".join(made)
-    return Encoded(whole, answer.content_type, answer.headers, more, answer.size_bytes)
+    return Encoded(b"".join(made), answer.content_type, answer.headers, more, answer.size)
 
 
 async def send(
@@ -75,7 +74,10 @@ async def send(
         beginning.body = b""
         while more and not gone:
             try:
-                part, more = await pool.run(tenant, _take, answer)
+                if answer.is_ready:
+                    part, more = answer.take()
+                else:
+                    part, more = await pool.run(tenant, _take, answer)
             except errors.Overloaded:
                 part, more = answer.take()
             size += len(part)
@@ -90,12 +92,12 @@ async def send(
     return sent
 
 
-def _take(answer: LargeAnswer) -> tuple[bytes, bool]:
+def _take(answer: LargeAnswer) -> tuple[bytes | memoryview, bool]:
     return answer.take(Breaks())
 
 
-MAX_HELD_BYTES = 64 << 20
-MAX_SENT_BYTES = 256 << 20
+MAX_HELD_BYTES = 64 << 20  # or what a request's body may have, where that is more
+_SENT_PER_HELD = 4
 AT_ONCE_BYTES = 262_144  # 17,000 numbers: orjson writes them in 1 ms
 
 # The longest JSON of an element, and a comma. Halves are written as the FP32 that they equal.
@@ -129,6 +131,11 @@ class OutputSize:
         """As binary data."""
         return self.dense * _PACKED_BYTES[self.datatype] + self.text_bytes
 
+    @property
+    def packed_bytes(self) -> int:
+        """Of the rows as they are, unpadded."""
+        return self.elements * _PACKED_BYTES[self.datatype] + self.text_bytes
+
     def json_bytes(self, elements: int) -> int:
         """So many of it as JSON, at most; of BYTES, about."""
         return elements * _JSON_BYTES[self.datatype] + 2 * self.text_bytes
@@ -136,11 +143,14 @@ class OutputSize:
 
 @dataclass(slots=True)
 class AnswerSize:
-    """Of one request's answer, bytes. `known`: as in `OutputSize`, of all its outputs."""
+    """Of one request's answer, bytes. `known`: as in `OutputSize`, of all its outputs. `advice`:
+    what makes it smaller, besides fewer rows; `param`: what rows come from."""
 
     held: int
     sent: int
     known: bool = True
+    advice: str = ""
+    param: str = ""
 
     @property
     def is_small(self) -> bool:
@@ -199,36 +209,40 @@ def _measured(column: list[tuple[str, Array]], axis: int, extent: int) -> Output
     return OutputSize(datatype, elements, prod(widest) * len(arrays), text_bytes)
 
 
-def size_of(outputs: Mapping[str, OutputSize], sent: int) -> AnswerSize:
+def size_of(
+    outputs: Mapping[str, OutputSize], sent: int, advice: str = "", param: str = ""
+) -> AnswerSize:
     """Of an answer that takes `sent` bytes at most and is made of these outputs."""
     held, known = 0, True
     for output in outputs.values():
         held += output.held_bytes
         known = known and output.known
-    return AnswerSize(held, sent, known)
+    return AnswerSize(held, sent, known, advice, param)
 
 
-def check(size: AnswerSize, rows: Rows, advice: str, param: str) -> None:
-    """Raises BadRequest for an answer over a bound. `advice`: what makes it smaller, besides fewer
-    rows."""
-    if size.held <= MAX_HELD_BYTES and size.sent <= MAX_SENT_BYTES:
+def check(size: AnswerSize, rows: Rows, max_held: int) -> None:
+    """Raises BadRequest for an answer over a bound: `max_held`, and four times that as sent."""
+    max_sent = _SENT_PER_HELD * max_held
+    if size.held <= max_held and size.sent <= max_sent:
         return
-    if size.held > MAX_HELD_BYTES:
-        much = f"hold {size.held} bytes of outputs, of at most {MAX_HELD_BYTES}"
+    if size.held > max_held:
+        much = f"hold {size.held} bytes of outputs, of at most {max_held}"
     else:
-        much = f"take up to {size.sent} bytes, of at most {MAX_SENT_BYTES}"
-    share = min(MAX_HELD_BYTES / max(size.held, 1), MAX_SENT_BYTES / max(size.sent, 1))
+        much = f"take up to {size.sent} bytes, of at most {max_sent}"
+    share = min(max_held / max(size.held, 1), max_sent / max(size.sent, 1))
     fit = int(rows.count * share)
     fewer = f"send at most {fit} such rows at once" if fit else "send a shorter row"
     raise BadRequest(
-        f"the answer to the request's rows ({rows.count}) would {much}; {fewer}{advice}",
-        param=param,
+        f"the answer to the request's rows ({rows.count}) would {much}; {fewer}{size.advice}",
+        param=size.param,
     )
 
 
 STEP = 16_384  # elements
 TEXT_STEP = 65_536  # characters
 PIECE_BYTES = 262_144
+PACKED_BYTES = 1 << 20  # of numbers as they are
+VIEW_BYTES = 65_536  # a view of so many bytes is sent by itself, smaller ones are copied together
 _TURN_S = 0.004
 Parts = Iterator[bytes | memoryview]
 
@@ -236,19 +250,30 @@ Parts = Iterator[bytes | memoryview]
 @dataclass(slots=True)
 class LargeAnswer:
     """`parts`: of the body, from which other parts can't be taken again. `headers`: those that
-    belong to its format; complete when the first part that is not empty has been made.
-    `size_bytes`: of all of it; 0: not known."""
+    belong to its format, and `size`, 0 where it is not known; complete when the first part that is
+    not empty has been made. `is_ready`: what follows are views, which cost nothing to take."""
 
     parts: Parts
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    size_bytes: int = 0
+    size: int = 0
+    is_ready: bool = False
+    _view: memoryview | None = None
 
-    def take(self, breaks: Breaks | None = None) -> tuple[bytes, bool]:
-        """The next `PIECE_BYTES`, or what some milliseconds make of it; whether more follows.
-        `breaks`: of the thread, where it is not the event loop's."""
-        began, made, size = time.perf_counter(), [], 0
+    def take(self, breaks: Breaks | None = None) -> tuple[bytes | memoryview, bool]:
+        """The next `PIECE_BYTES`, a view of so many or more, or what some milliseconds make of it;
+        whether more follows. `breaks`: of the thread, where it is not the event loop's."""
+        if self._view is not None:
+            view, self._view = self._view, None
+            return view, True
+        made: list[bytes | memoryview] = []
+        began, size = time.perf_counter(), 0
         for part in self.parts:
+            if isinstance(part, memoryview) and len(part) >= VIEW_BYTES:
+                if not made:
+                    return part, True
+                self._view = part
+                return b"".join(made), True
             made.append(part)
             size += len(part)
             if size >= PIECE_BYTES or time.perf_counter() - began > _TURN_S:

@@ -147,6 +147,15 @@ def check_count(count: int, d: ModelDescription) -> None:
         )
 
 
+def check_columns(datatypes: Mapping[str, str], d: ModelDescription) -> None:
+    """`BadRequest` for an input that the model does not have, or of another datatype."""
+    specs = {spec.name: spec for spec in d.inputs}
+    for name, datatype in datatypes.items():
+        spec = _spec(name, specs, d)
+        if datatype != spec.datatype:
+            raise _mistyped(name, datatype, spec.datatype, d)
+
+
 def check_claim(shape: Sequence[int], size_bytes: int, d: ModelDescription) -> None:
     """Of a tensor, before its JSON of so many bytes is read: as `check_count`, and BodyTooLarge for
     more numbers than any request to the model may have."""
@@ -181,11 +190,13 @@ def _spec(name: str, specs: Mapping[str, TensorSpec], d: ModelDescription) -> Te
 def _check_tensor(tensor: Tensor, specs: Mapping[str, TensorSpec], d: ModelDescription) -> None:
     spec = _spec(tensor.name, specs, d)
     if tensor.datatype != spec.datatype:
-        raise BadRequest(
-            f"Input '{tensor.name}' is {tensor.datatype}; '{d.name}' takes {spec.datatype}."
-        )
+        raise _mistyped(tensor.name, tensor.datatype, spec.datatype, d)
     if not _fits(tensor.data.shape, spec.shape):
         raise _misshapen(f"Input '{tensor.name}'", tensor.data.shape, (-1, *spec.shape[1:]), d)
+
+
+def _mistyped(name: str, found: str, wanted: str, d: ModelDescription) -> BadRequest:
+    return BadRequest(f"Input '{name}' is {found}; '{d.name}' takes {wanted}.")
 
 
 def _fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:

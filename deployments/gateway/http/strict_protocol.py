@@ -96,6 +96,8 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if getattr(self.cycle, "due_bytes", 0) and not (data := self._put(data)):
+            return
         self._head_bytes += len(data)
         self._got_body, before = False, self.scope
         self._unset_keepalive_if_required()
@@ -121,6 +123,22 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         elif self._deadline is None:
             self._start_clock()
 
+    def _put(self, data: bytes) -> bytes:
+        """Takes what is due of a large body whose length is known: it needs no parser, which would
+        copy it. Returns what follows it."""
+        cycle: Any = self.cycle
+        due = cycle.due_bytes
+        cycle.put(data if len(data) <= due else memoryview(data)[:due])
+        if len(data) < due:
+            return b""
+        self._new_parser()  # the old one waits for the body
+        self.on_message_complete()
+        return data[due:]
+
+    def _new_parser(self) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
     def _parse(self, data: bytes | memoryview) -> None:
         """Raises httptools.HttpParserError."""
         while True:
@@ -129,8 +147,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offered:
                 head = self._without_offer()
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._new_parser()
                 self.parser.feed_data(head)
                 data = memoryview(data)[offered.args[0] :]
 
@@ -229,7 +246,10 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._got_body = True
-        super().on_body(body)
+        if getattr(self.cycle, "keeps", False):
+            self.cycle.put(body)  # type: ignore[attr-defined]
+        else:
+            super().on_body(body)
 
     def pause_writing(self) -> None:
         """The client is behind by more than a socket holds."""
@@ -342,6 +362,7 @@ def stop_accepting() -> None:
 
 # A connection keeps back no more: the rest is written at once, so flow control holds.
 MAX_UNSENT_BYTES = 16_384
+_COPIED_BYTES = 65_536  # parts of more are not put together, but handed on as they are
 logger = logging.getLogger("headrace.gateway")
 _unsent: dict[asyncio.AbstractEventLoop, list[BatchedTransport]] = {}
 
@@ -358,7 +379,7 @@ class BatchedTransport:
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self._kept: list[bytes] = []
+        self._kept: list[bytes | memoryview] = []
         self._bytes = 0
         self._ended = False
 
@@ -369,7 +390,7 @@ class BatchedTransport:
         closing: bool = self._transport.is_closing()
         return closing
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """After `write_eof` nothing goes out any more: the connection only lingers."""
         if self._ended:
             return
@@ -382,14 +403,22 @@ class BatchedTransport:
 
     def send(self) -> None:
         """Hand what is kept to the transport."""
-        if self._kept:
-            data = self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
+        kept, large = self._kept, self._bytes > _COPIED_BYTES
+        if kept:
             self._kept, self._bytes = [], 0
-            if not self._transport.is_closing():
-                self._transport.write(data)
+            if self._transport.is_closing():
+                return
+            if large and len(kept) > 1:
+                self._transport.writelines(kept)
+            else:
+                self._transport.write(kept[0] if len(kept) == 1 else b"".join(kept))
 
-    def writelines(self, lines: Iterable[bytes]) -> None:
-        self.write(b"".join(lines))
+    def writelines(self, lines: Iterable[bytes | memoryview]) -> None:
+        """At once, and without copying them."""
+        if self._ended or self._transport.is_closing():
+            return
+        kept, self._kept, self._bytes = self._kept, [], 0
+        self._transport.writelines([*kept, *lines])
 
     def write_eof(self) -> None:
         self.send()
@@ -403,6 +432,10 @@ class BatchedTransport:
     def abort(self) -> None:
         self._kept, self._bytes = [], 0
         self._transport.abort()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.send()
+        self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
         kept: int = self._bytes + self._transport.get_write_buffer_size()

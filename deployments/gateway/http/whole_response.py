@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 EXTENSION = "headrace.response.whole"
 TAKEN = "headrace.response.taken"
 TRAILERS = "http.response.trailers"
+KEEP = "headrace.request.keep"
 UNCOUNTED_BYTES = HIGH_WATER_LIMIT
 _OFFERED = {EXTENSION: {}}  # type: ignore[var-annotated]
 _UvicornCycle = httptools_impl.RequestResponseCycle
@@ -35,6 +36,42 @@ class WholeResponseCycle(_UvicornCycle):
         scope["extensions"] = _OFFERED
         super().__init__(scope, *args, **more)
         self._has_length = True
+        self.keeps = False
+        self._told_bytes = 0  # of the body that is kept
+        self.due_bytes = 0  # of the body, which the connection need not parse
+
+    def receive(self) -> Any:
+        return self._receive_kept() if self.keeps else _UvicornCycle.receive(self)
+
+    async def _receive_kept(self) -> Any:
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        self._told_bytes = len(self.body)
+        if self.more_body:
+            return {"type": "http.request", "size": self._told_bytes, "more_body": True}
+        self.keeps, whole, self.body = False, self.body, bytearray()
+        return {"type": "http.request", "body": whole, "more_body": False}
+
+    def _keep(self, message: Any) -> None:
+        """What follows of the body stays in `body`, behind what was taken of it. `size`: its
+        declared length, None for chunks."""
+        self.keeps, self.body = True, bytearray(message["body"]) + self.body
+        if message["size"] is not None and self.more_body:
+            self.due_bytes = message["size"] - len(self.body)
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Takes a part of the body that is kept."""
+        self.due_bytes = max(self.due_bytes - len(data), 0)
+        if self.response_complete:
+            return
+        self.body += data
+        if len(self.body) - self._told_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        self.message_event.set()
 
     async def send(self, message: Any) -> None:
         if message["type"] != EXTENSION:
@@ -44,9 +81,15 @@ class WholeResponseCycle(_UvicornCycle):
             if message["type"] == TRAILERS:
                 self._end_with_trailers(message["headers"])
                 return
+            if message["type"] == KEEP:
+                self._keep(message)
+                return
             if self.scope["http_version"] == "1.0":
                 self._end_with_connection(message)
-            await super().send(message)
+            if self.chunked_encoding and isinstance(message.get("body"), memoryview):
+                await self._send_view(message["body"])
+            else:
+                await super().send(message)
             return
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -54,7 +97,14 @@ class WholeResponseCycle(_UvicornCycle):
             return
         # What has been read needs no closing, whoever answered before the end.
         self.keep_alive = self.keep_alive and not (message["close"] and self.more_body)
-        self.transport.write(self._bytes(message))
+        trailers, body = message.get("trailers"), message["body"]
+        parts: tuple[bytes | memoryview, ...] = self._head(message), body
+        if trailers is not None:
+            parts = self._head(message, chunked=True), *_one_chunk(body), _ending(trailers)
+        if len(body) > UNCOUNTED_BYTES:
+            self.transport.writelines(parts)
+        else:
+            self.transport.write(b"".join(parts))
         self.response_started = True
         self._complete()
 
@@ -82,12 +132,28 @@ class WholeResponseCycle(_UvicornCycle):
         elif not self._has_length:
             self.expected_content_length = len(message.get("body", b""))
 
+    async def _send_view(self, body: memoryview) -> None:
+        """A chunk that is not copied."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected and self.scope["method"] != "HEAD":
+            self.transport.writelines((b"%x\r\n" % len(body), body, b"\r\n"))
+
     async def _taken(self, message: Any) -> None:
-        if self.flow.write_paused:  # a connection that is lost is not
+        if message.get("all"):
+            await self._all_taken()
+        elif self.flow.write_paused:  # a connection that is lost is not
             message["held"](self.transport.get_write_buffer_size())
             await self.flow.drain()
 
-    def _bytes(self, message: Any) -> bytes:
+    async def _all_taken(self) -> None:
+        """The connection keeps nothing back, until it has sent everything."""
+        if not self.disconnected:
+            self.transport.set_write_buffer_limits(high=0)
+            await self.flow.drain()
+            self.transport.set_write_buffer_limits()
+
+    def _head(self, message: Any, *, chunked: bool = False) -> bytes:
         parts = [httptools_impl.STATUS_LINE[message["status"]]]
         for name, value in self.default_headers:
             parts += (name, b": ", value, b"\r\n")
@@ -95,13 +161,13 @@ class WholeResponseCycle(_UvicornCycle):
             parts += (name, b": ", value, b"\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
-        trailers, body = message.get("trailers"), message["body"]
-        if trailers is None:
-            parts += (b"\r\n", body)
-        else:
-            chunk = (b"%x\r\n" % len(body), body, b"\r\n") if body else ()
-            parts += (b"transfer-encoding: chunked\r\n\r\n", *chunk, _ending(trailers))
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if chunked else b"\r\n")
         return b"".join(parts)
+
+
+def _one_chunk(body: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
+    """All of a body, in the form of chunks."""
+    return (b"%x\r\n" % len(body), body, b"\r\n") if body else ()
 
 
 def _ending(trailers: Any) -> bytes:

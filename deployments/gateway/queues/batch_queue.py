@@ -26,6 +26,7 @@ from deployments.contract.channel.frames import (
     Kind,
     MessageError,
     RowError,
+    Scattered,
     decode_reply,
     encode_call,
     rows_of,
@@ -50,6 +51,8 @@ from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import FlowWork, LeaseEnd, Reason, Replica, Report
 from routers.api.settings import DispatcherSettings
 from runtimes.types import DTYPES, DeviceMemory, EngineLoad, Ragged
+
+_LARGE_ROW_BYTES = 65_536
 
 
 def build_call(
@@ -79,7 +82,8 @@ def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Ragged:
+def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Any:
+    """A `Ragged`, or `Scattered` where copying the rows would take long."""
     datatype = next(payload.inputs[name] for payload, _ in rows if name in payload.inputs).datatype
     arrays: list[np.ndarray[Any, Any]] = []
     shapes: list[tuple[int, ...]] = []
@@ -92,8 +96,11 @@ def _joined(name: str, rows: Sequence[tuple[Rows, int]]) -> Ragged:
             continue
         arrays.append(column.rows[row])
         shapes.append(column.shapes[row])
-    data = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return Ragged(datatype, data, tuple(shapes))
+    if len(arrays) == 1:
+        return Ragged(datatype, arrays[0], tuple(shapes))
+    if arrays[0].nbytes > _LARGE_ROW_BYTES and datatype != "BYTES":
+        return Scattered(datatype, arrays, tuple(shapes))
+    return Ragged(datatype, np.concatenate(arrays), tuple(shapes))
 
 
 def deliver_rows(

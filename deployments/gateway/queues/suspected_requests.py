@@ -46,7 +46,7 @@ _END_BYTES = 1024
 NO_SLOT = -1
 
 
-def key_of(path: str, body: bytes) -> bytes:
+def key_of(path: str, body: bytes | memoryview) -> bytes:
     """What a request is known by, the same at every gateway. Of a body of more than 4 KiB 4 KiB
     are looked at, evenly spread: hashing all of it would take as long as parsing it."""
     digest = hashlib.blake2b(path.encode(), digest_size=_KEY_BYTES)
@@ -259,7 +259,7 @@ class SuspectedRequests:
             journal, self.journal = self.journal, None
             journal.close()
 
-    def begin(self, path: str, body: bytes) -> Work | None:
+    def begin(self, path: str, body: bytes | memoryview) -> Work | None:
         """A request is worked on from now on; None: nothing is noted here. If it `is_suspect`, it
         must `take_turn` first. Raises RowQuarantined."""
         if self.journal is None:

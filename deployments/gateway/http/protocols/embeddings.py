@@ -136,7 +136,7 @@ def _images(raw: msgspec.Raw) -> list[bytes] | None:
         return None
     try:
         if start["outer"]:
-            _check_count(len(json_body.rows(raw, MAX_INPUTS)), "input")
+            check_inputs(len(json_body.rows(raw, MAX_INPUTS)), "input")
         entries = _image_list.decode(raw) if start["outer"] else [_image.decode(raw)]
     except json_body.DECODE_ERRORS as error:
         refusal = json_body.element(error, "The body", "input")
@@ -167,7 +167,7 @@ def inputs_of(
     except json_body.DECODE_ERRORS as error:
         refusal = json_body.element(error, "The body", name)
         raise BadRequest(refusal.message, param=name) from None
-    _check_count(len(texts or tokens or ()), name)
+    check_inputs(len(texts or tokens or ()), name)
     return texts, tokens
 
 
@@ -180,7 +180,7 @@ def _inputs(raw: msgspec.Raw, name: str) -> tuple[list[str] | None, list[list[in
     if start["inner"] in (b'"', b"[") and len(memoryview(raw)) > 2 * MAX_INPUTS:
         # Counted first: 60 MB of one-token lists take 7 s to make, in which nothing else runs.
         entries = json_body.rows(raw, MAX_INPUTS)
-        _check_count(len(entries), name)
+        check_inputs(len(entries), name)
         if start["inner"] == b"[" and json_body.is_long(raw):
             return None, _long_token_lists(raw, entries, name)
     if start["inner"] == b'"':
@@ -208,7 +208,8 @@ def _long_token_lists(raw: msgspec.Raw, entries: list[msgspec.Raw], name: str) -
     return lists
 
 
-def _check_count(count: int, name: str) -> None:
+def check_inputs(count: int, name: str) -> None:
+    """Raises BadRequest for none, or too many."""
     if not 1 <= count <= MAX_INPUTS:
         raise BadRequest(f"{name} has {count} entries; it must have 1 to {MAX_INPUTS}.", param=name)
 

@@ -21,9 +21,9 @@ import numpy as np
 import orjson
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.exchange import SESSION, RequestOptions
+from deployments.gateway.http.exchange import BINARY_HEADER, SESSION, RequestOptions
 from deployments.gateway.http.large_answers import (
-    PIECE_BYTES,
+    PACKED_BYTES,
     LargeAnswer,
     Parts,
     flat,
@@ -42,7 +42,7 @@ from deployments.gateway.http.protocols.tensors import (
 from deployments.gateway.rows import Array
 
 OCTET_STREAM = b"application/octet-stream"
-HEADER_LENGTH = b"inference-header-content-length"
+HEADER_LENGTH = BINARY_HEADER
 
 MAX_TENSORS = 64  # of a long request
 MAX_PART_BYTES = 65_536  # of `parameters`, of `outputs` and of a shape of it
@@ -374,12 +374,11 @@ def _large_parts(
             length += len(part)
             yield b""
         answer.headers.append((HEADER_LENGTH, b"%d" % length))
+        answer.size = length + sum(output.packed_bytes for output in binary)
     yield from header()
+    answer.is_ready = all(output.is_dense for output in binary)
     for output in binary:
-        for row in output.padded():
-            packed = memoryview(tensors.pack(output.datatype, row))
-            for start in range(0, len(packed), PIECE_BYTES):
-                yield packed[start : start + PIECE_BYTES]
+        yield from output.packed(PACKED_BYTES)
 
 
 def _output(output: RowTensor, binary: bool) -> Parts:

@@ -23,6 +23,8 @@ from deployments.settings.gateway import PRIORITIES
 Node = dict[str, Any]
 Descriptions = Sequence[ModelDescription]
 
+_BINARY: Node = {"schema": {"type": "string", "format": "binary"}}
+_ARROW = "application/vnd.apache.arrow.stream"
 _COUNT: Node = {"type": "integer", "minimum": 1}
 _MILLISECONDS: Node = {"type": "number", "minimum": 0}
 _NAME: Node = {"type": "string", "minLength": 1, "maxLength": 128}
@@ -254,12 +256,11 @@ def _inference(descriptions: Descriptions) -> Node:
 
 
 def _infer(descriptions: Descriptions, operation: str) -> Node:
-    """Both forms of body: JSON, and JSON followed by binary tensors."""
+    """All forms of body: JSON, JSON followed by binary tensors, and Arrow streams."""
     body = _json_body("InferRequest", _examples(descriptions, openapi_schemas.infer))
     answer = _answer("InferResponse", timed=True)
-    binary: Node = {"schema": {"type": "string", "format": "binary"}}
-    body["content"]["application/octet-stream"] = binary
-    answer["content"]["application/octet-stream"] = binary
+    for media in ("application/octet-stream", _ARROW):
+        body["content"][media] = answer["content"][media] = _BINARY
     spec = _inference_operation(
         operation, "Infer from tensors (Open Inference Protocol).", body, answer
     )
@@ -278,8 +279,7 @@ def _classify(descriptions: Descriptions) -> Node:
     """JSON, one image as the body, or files of a form."""
     examples = _examples(descriptions, openapi_schemas.classify)
     body = _json_body("ClassifyRequest", examples)
-    binary: Node = {"schema": {"type": "string", "format": "binary"}}
-    body["content"] |= dict.fromkeys(IMAGE_MEDIA, binary)
+    body["content"] |= dict.fromkeys(IMAGE_MEDIA, _BINARY)
     body["content"]["multipart/form-data"] = {"schema": ref("ClassifyForm")}
     spec = _inference_operation(
         "classify",
@@ -305,6 +305,10 @@ def _of_texts(path: str, descriptions: Descriptions) -> Node:
         _json_body(f"{schema}Request", _examples(descriptions, example)),
         _answer(f"{schema}Response", timed=True),
     )
+    if path == "/v1/embeddings":
+        answer = operation["responses"]["200"]
+        for content in (operation["requestBody"]["content"], answer["content"]):
+            content[_ARROW] = _BINARY
     refusals = _refusals("openai", _INFERENCE)
     operation["responses"] = {"200": operation["responses"]["200"], **refusals}
     return operation

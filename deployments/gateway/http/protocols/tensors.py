@@ -6,8 +6,8 @@ taken strictly: an INT64 tensor takes no `1.5` and no `true` (`1.0` is an intege
 a UINT8 tensor no 256, a FP32 tensor nothing that would become infinite. Nothing is allocated by
 what a shape claims: elements are counted first. FP16 and BF16 have no JSON form. Bytes are
 little-endian without padding: BOOL is one byte, a BYTES element a 4-byte length and the bytes.
-`unpack` copies only where the data is misaligned; else the array is a read-only view that keeps the
-body alive. Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary
+`unpack` copies only small misaligned data; else the array is a read-only view that keeps the body
+alive. Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary
 extension.
 """
 
@@ -84,10 +84,53 @@ class RowTensor:
             padded[tuple([slice(size) for size in row.shape])] = row
             yield padded
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether its rows are as they are sent: nothing is padded, or made of objects."""
+        return self.datatype != "BYTES" and all(row.shape == self.shape for row in self.rows)
+
+    def packed(self, most: int) -> Iterator[memoryview]:
+        """The bytes of `packed_bytes` in pieces of at most `most`. Of numbers that need no padding
+        they are views of the rows."""
+        for part in runs(self.rows) if self.is_dense else self.padded():
+            view = memoryview(pack(self.datatype, part))
+            for start in range(0, len(view), most):
+                yield view[start : start + most]
+
     def dense(self) -> Tensor:
         if len(self.rows) == 1 and self.rows[0].shape == self.shape:
             return Tensor(self.name, self.datatype, self.rows[0][None])
+        if len(self.rows) * self.rows[0].nbytes > _MANY_BYTES and self.is_dense:
+            first, *more = runs(self.rows)
+            if not more:
+                return Tensor(self.name, self.datatype, first.reshape(self.dense_shape))
         return Tensor(self.name, self.datatype, np.stack(list(self.padded())))
+
+
+def runs(rows: Sequence[Array]) -> Iterator[Array]:
+    """The elements of rows of numbers in order, as 1-D arrays: read-only views of what lies behind
+    each other in one buffer, as the rows of one batch's answer do. Costs 0.5 us a row."""
+    first, count, end = rows[0], 0, 0
+    for row in rows:
+        if not row.size:
+            continue
+        address: int = row.__array_interface__["data"][0]
+        follows = address == end and row.base is first.base is not None
+        if count and not (follows and row.flags.c_contiguous and first.flags.c_contiguous):
+            yield _run(first, count)
+            count = 0
+        if not count:
+            first = row
+        count, end = count + row.size, address + row.nbytes
+    if count:
+        yield _run(first, count)
+
+
+def _run(first: Array, count: int) -> Array:
+    flat = np.ascontiguousarray(first).reshape(-1)
+    if count == len(flat):
+        return flat
+    return np.lib.stride_tricks.as_strided(flat, (count,), (first.itemsize,), writeable=False)
 
 
 @dataclass(slots=True)
@@ -149,13 +192,13 @@ class ClassifyCall:
 @dataclass(slots=True)
 class Encoded:
     """An answer's body with the headers that belong to its format. `more`: it is the body's
-    beginning, and the rest is still to be made; `size_bytes`: of all of that, 0: not known."""
+    beginning, and the rest is still to be made; `size`: of both, 0 where it is not known."""
 
     body: bytes
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     more: bool = False
-    size_bytes: int = 0
+    size: int = 0
 
 
 HALVES = frozenset({"FP16", "BF16"})
@@ -165,6 +208,7 @@ MAX_DIM = 2**31 - 1
 _NESTED = re.compile(rb"\s*\[\s*\[")
 _KINDS: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "V": float, "O": str}
 _LENGTH = struct.Struct("<I")
+_MANY_BYTES = 65_536  # more stay where they are, misaligned too: nothing is computed with them here
 
 
 class Base64Bytes(msgspec.Struct):
@@ -397,7 +441,8 @@ def unpack(view: memoryview, name: str, datatype: str, shape: list[int]) -> Arra
     if datatype == "BOOL" and np.frombuffer(view, dtype=np.uint8).max() > 1:
         raise BadRequest(f"Tensor '{name}': a BOOL element must be the byte 0 or 1.")
     flat = np.frombuffer(view, dtype=dtype)
-    return (flat if flat.flags.aligned else flat.copy()).reshape(shape)
+    is_kept = flat.flags.aligned or len(view) > _MANY_BYTES
+    return (flat if is_kept else flat.copy()).reshape(shape)
 
 
 def _unpack_bytes(view: memoryview, name: str, count: int) -> Array:

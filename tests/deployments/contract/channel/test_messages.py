@@ -26,6 +26,7 @@ from deployments.contract.channel.frames import (
     Buffer,
     MessageError,
     RowError,
+    Scattered,
     decode_call,
     decode_reply,
     encode_call,
@@ -441,3 +442,19 @@ def test_more_than_a_message_is_refused(name: str) -> None:
     )  # fmt: skip
     with pytest.raises(MessageError):
         READERS[name](body([*message, b"\0"]))
+
+
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("shapes", [((3,), (2,)), ((3, 1), (1, 2))])
+def test_rows_that_lie_apart_are_sent_as_one_tensor(shapes: Any, at: int) -> None:
+    rows = [np.arange(3, dtype=np.int64), np.arange(9, dtype=np.int64)[7:]]
+    apart: Any = Scattered("INT64", rows, shapes)
+    together = Ragged("INT64", np.concatenate(rows), shapes)
+    parts = encode_call(call_of(apart, 3, 2))
+    assert b"".join(parts) == b"".join(encode_call(call_of(together, 3, 2)))
+    assert all(
+        np.shares_memory(np.frombuffer(p, np.uint8), r)
+        for p, r in zip(parts[2:], rows, strict=True)
+    )
+    found = decode_call(body(parts, at)).inputs["x"]
+    assert (found.data.tolist(), found.shapes) == ([0, 1, 2, 7, 8], shapes)

@@ -175,7 +175,7 @@ def test_a_large_answer_in_pieces_is_the_answer(
     whole = codec.encode(call, rows, answers, d).body
     large = codec.pieces(call, rows, answers, d)
     made = b"".join(large.parts)
-    assert large.size_bytes == len(made)
+    assert large.size == len(made)
     found = ModelInferResponse.FromString(made)
     assert found == ModelInferResponse.FromString(whole)
     assert list(found.outputs[0].shape) == [5, 3]

@@ -200,12 +200,16 @@ def test_refusals_that_may_be_retried_say_when(doc: Any) -> None:
         assert ("retry-after" in answer.get("headers", {})) is may
 
 
-def test_infer_takes_both_forms_and_answers_its_time_split(doc: Any) -> None:
+def test_infer_takes_all_forms_and_answers_its_time_split(doc: Any) -> None:
     infer = doc["paths"]["/v2/models/{model}/infer"]["post"]
-    forms = {"application/json", "application/octet-stream"}
+    arrow = "application/vnd.apache.arrow.stream"
+    forms = {"application/json", "application/octet-stream", arrow}
     assert set(infer["requestBody"]["content"]) == forms
     assert set(infer["responses"]["200"]["content"]) == forms
     assert "x-queue-wait-ms" in infer["responses"]["200"]["headers"]
+    embeddings = doc["paths"]["/v1/embeddings"]["post"]
+    assert arrow in embeddings["requestBody"]["content"]
+    assert arrow in embeddings["responses"]["200"]["content"]
 
 
 def test_infer_examples_are_taken_by_schema_decoder_and_model(

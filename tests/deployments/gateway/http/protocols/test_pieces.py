@@ -13,12 +13,13 @@ import pytest
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, OutputNotFinite, RowFailed
 from deployments.gateway.http import large_answers
-from deployments.gateway.http.large_answers import LargeAnswer
+from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer
 from deployments.gateway.http.protocols import (
     classify,
     embeddings,
     open_inference,
     predict,
+    tensors,
 )
 from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
@@ -27,6 +28,7 @@ from deployments.gateway.http.protocols.tensors import (
     RequestedOutput,
     RowTensor,
 )
+from deployments.gateway.rows import Rows
 from runtimes.types import DTYPES, TensorSpec
 
 Describe = Callable[..., ModelDescription]
@@ -40,7 +42,7 @@ def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == 3:
         for module, name, size in [
             (large_answers, "STEP", 3), (large_answers, "TEXT_STEP", 4), (classify, "STEP", 3),
-            (large_answers, "PIECE_BYTES", 8), (open_inference, "PIECE_BYTES", 8),
+            (large_answers, "PIECE_BYTES", 8), (open_inference, "PACKED_BYTES", 8),
             (classify, "_LABELS_STEP", 2), (embeddings, "_BASE64_STEP", 6),
         ]:  # fmt: skip
             monkeypatch.setattr(module, name, size)
@@ -191,3 +193,67 @@ def test_scores_that_are_none_are_found_before_the_first_piece(description: Desc
         answer = classify.pieces(ClassifyCall(["a"] * 10, None), rows, d)
         with pytest.raises(RowFailed):
             until_a_piece(answer)
+
+
+def rows_in_one_buffer(count: int, elements: int) -> list[np.ndarray[Any, Any]]:
+    """As a replica's answer has them."""
+    buffer = bytearray(RNG.standard_normal(count * elements, np.float32).tobytes())
+    grid = np.frombuffer(memoryview(buffer).toreadonly(), np.float32).reshape(count, elements)
+    return list(grid)
+
+
+def test_rows_of_one_buffer_are_one_view_and_of_several_batches_one_each() -> None:
+    one, other = rows_in_one_buffer(5, 8), rows_in_one_buffer(2, 8)
+    rows = [*one, other[1], other[0], np.ones(8, np.float32), np.ones(8, np.float32), one[0]]
+    ragged = [one[0], one[1][:0], one[1][:5], one[1][5:], np.zeros(0, np.float32), *rows]
+    runs = list(tensors.runs(ragged))
+    assert [len(run) for run in runs] == [16, 40, 8, 8, 8, 8, 8]
+    assert np.array_equal(np.concatenate(runs), np.concatenate(ragged))
+    assert np.shares_memory(runs[0], one[0])
+    assert not runs[0].flags.writeable
+
+
+def test_strided_rows_and_rows_without_axes_are_sent_as_they_are() -> None:
+    grid = np.frombuffer(bytearray(range(64)), np.uint8).reshape(8, 8)
+    for rows in ([grid[at, ::2] for at in range(8)], [grid[at, 3, ...] for at in range(8)]):
+        tensor = RowTensor("y", "UINT8", rows, rows[0].shape)
+        assert b"".join(tensor.packed(3)) == np.stack(rows).tobytes()
+
+
+@pytest.mark.parametrize("elements", [4_096, 400_000])
+def test_the_bytes_of_a_large_output_are_views_of_its_rows(elements: int) -> None:
+    rows = rows_in_one_buffer(20, elements)
+    tensor = RowTensor("y", "FP32", rows, (elements,))
+    views = list(tensor.packed(1 << 20))
+    assert sum(map(len, views)) == tensor.packed_bytes
+    assert all(np.shares_memory(np.frombuffer(view, np.uint8), rows[0].base) for view in views)
+    assert b"".join(views) == np.stack(rows).tobytes()
+    assert np.shares_memory(tensor.dense().data, rows[0])
+
+
+def test_a_large_binary_answer_says_its_size_and_is_not_encoded_further() -> None:
+    rows = rows_in_one_buffer(3, 400_000)
+    call = InferCall([], binary_outputs=True)
+    given = [RowTensor("y", "FP32", rows, (400_000,)), *outputs(("z", "BYTES", [(2,)] * 3, (2,)))]
+    answer = open_inference.pieces(call, "m", "1", given[:1])
+    said = whole(answer).body
+    assert answer.is_ready
+    assert (
+        len(said)
+        == answer.size
+        == len(open_inference.encode(call, "m", "1", [given[0].dense()]).body)
+    )
+    mixed = open_inference.pieces(call, "m", "1", given)
+    assert len(whole(mixed).body) == mixed.size
+    assert not mixed.is_ready  # BYTES are put together off the loop
+
+
+def test_an_answer_may_be_as_large_as_a_body() -> None:
+    rows = Rows(4, (1,) * 4, {})
+    size = AnswerSize(held=100, sent=400, advice=", or ask for less", param="inputs")
+    large_answers.check(size, rows, 100)
+    with pytest.raises(BadRequest, match=r"of at most 99; send at most 3 such rows.*ask for less"):
+        large_answers.check(size, rows, 99)
+    size.held = 1
+    with pytest.raises(BadRequest, match="take up to 400 bytes, of at most 396"):
+        large_answers.check(size, rows, 99)

@@ -1,0 +1,250 @@
+"""Bench: what does a tensor of 100 MB cost the gateway, in time, processor time and memory?
+
+`python -m loadtests.benches.big_tensors`: one client sends a tensor of FP32 to a class that returns
+it, at both kinds of ingress, as one row and as many rows of 256 KiB. *Peak* is how far the
+gateway's resident memory grew during a request (VmHWM, set back before it), as a multiple of the
+tensor. Request and answer are in memory together for a moment at least, so the peak is 2 where
+nothing is held twice. A `Form` is a way to send a tensor: others are added to `FORMS`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, alternate, median
+from loadtests.benches.server import (
+    MIB,
+    SETTINGS_DIR,
+    ProcessUsage,
+    RunningServer,
+    ServerTrouble,
+    Settings,
+    headrace,
+)
+from loadtests.results.report_table import BenchVerdict, at_most
+from loadtests.traffic.workload import HEADER_LENGTH
+
+ROW_ELEMENTS = 65_536
+ELEMENT_BYTES = 4
+ONE, MANY = "one row", "rows of 256 KiB"
+INGRESSES = ("direct", "haproxy")
+MAX_PEAK = 2.3
+_SEND_BYTES = 1 << 20
+_TIMEOUT_S = 120.0
+CLASSES = '''"""Return what they are given."""
+
+
+class Whole:
+    inputs = {"x": "FP32[%d]"}
+    outputs = {"y": "FP32[%d]"}
+
+    def load(self, settings):
+        pass
+
+    def predict(self, batch):
+        return {"y": batch["x"].stacked}
+
+
+class Rows(Whole):
+    inputs = {"x": "FP32[%d]"}
+    outputs = {"y": "FP32[%d]"}
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request's body in parts, and its headers."""
+
+    parts: tuple[bytes | memoryview, ...]
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The median of a case's requests. `peak`: in tensors."""
+
+    seconds: float
+    cpu_ms: float  # of the gateway and HAProxy
+    peak: float
+
+
+Form = Callable[[int, int], Sent]
+"""Makes the request of so many rows of so many elements, all of it zeros."""
+
+
+def binary(rows: int, elements: int) -> Sent:
+    """Open Inference over HTTP, tensors as bytes behind the JSON."""
+    data = memoryview(bytes(rows * elements * ELEMENT_BYTES))
+    tensor = {
+        "name": "x", "shape": [rows, elements], "datatype": "FP32",
+        "parameters": {"binary_data_size": len(data)},
+    }  # fmt: skip
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return Sent((head, data), {HEADER_LENGTH: str(len(head))})
+
+
+def arrow(rows: int, elements: int) -> Sent:
+    """An Arrow IPC stream, as a client's pyarrow writes it."""
+    import numpy as np
+    import pyarrow as pa
+
+    zeros = pa.array(np.zeros(rows * elements, np.float32))
+    column = pa.FixedSizeListArray.from_arrays(zeros, elements)
+    table = pa.table({"x": column})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    said = {"content-type": "application/vnd.apache.arrow.stream"}
+    return Sent((memoryview(sink.getvalue()),), said)
+
+
+FORMS: dict[str, Form] = {"binary": binary, "arrow": arrow}
+
+
+def settings_of(ingress: str, megabytes: int) -> Settings:
+    """Of a server for rows of the whole size and of 256 KiB; writes its classes."""
+    elements = megabytes * MIB // ELEMENT_BYTES
+    folder = SETTINGS_DIR / "big_tensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = (elements, elements, ROW_ELEMENTS, ROW_ELEMENTS)
+    (folder / "echoes.py").write_text(CLASSES % sizes)
+    rows = elements // ROW_ELEMENTS
+
+    def model(name: str, largest: int) -> Settings:
+        return {
+            "runtime": "python",
+            "source": f"{folder.absolute()}:echoes:{name}",
+            "batch": {"max_size": largest},
+            "replicas": {"count": 1},
+            "slo": {"latency_ms": 10_000},
+        }
+
+    limits = {"max_body_bytes": 2 * megabytes * MIB}
+    return {
+        "models": {"whole": model("Whole", 1), "rows": model("Rows", rows)},
+        "gateway": {"ingress": ingress, "limits": limits},
+    }
+
+
+def gateway_of(running: RunningServer) -> ProcessUsage:
+    found = [each for each in running.usage() if each.role == "gateway replica"]
+    if len(found) != 1:
+        raise ServerTrouble(f"{len(found)} gateways run, and one was expected")
+    return found[0]
+
+
+def cpu_s(running: RunningServer) -> float:
+    ways = ("gateway replica", "haproxy")
+    return sum(each.cpu_s for each in running.usage() if each.role in ways)
+
+
+def memory_of(pid: int, field: str) -> int:
+    """Bytes, from `/proc/PID/status`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def ask(url: str, path: str, sent: Sent) -> int:
+    """The answer's bytes. Raises ServerTrouble for anything but an answer."""
+    at = urlsplit(url)
+    size = sum(len(part) for part in sent.parts)
+    headers = {**sent.headers, "content-length": str(size)}
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", path, _pieces(sent.parts), headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise ServerTrouble(f"{answer.status}: {answer.read(500)!r}")
+        room, size = bytearray(_SEND_BYTES), 0
+        while got := answer.readinto(room):
+            size += got
+        return size
+    finally:
+        connection.close()
+
+
+def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    for part in parts:
+        for start in range(0, len(part), _SEND_BYTES):
+            yield part[start : start + _SEND_BYTES]
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    @contextmanager
+    def start(side: str) -> Iterator[RunningServer]:
+        ingress = side.rpartition(", ")[2]
+        with headrace(settings_of(ingress, options.megabytes), name=f"big-{ingress}") as running:
+            yield running
+
+    def drive(side: str, running: RunningServer, case: str) -> Asked:
+        form = side.rpartition(", ")[0]
+        elements = options.megabytes * MIB // ELEMENT_BYTES
+        shape = (1, elements) if case == ONE else (elements // ROW_ELEMENTS, ROW_ELEMENTS)
+        path = f"/v2/models/{'whole' if case == ONE else 'rows'}/infer"
+        return _measured(running, path, FORMS[form](*shape), options)
+
+    sides = [f"{form}, {ingress}" for form in options.forms for ingress in options.ingresses]
+    yield from alternate(sides, options.repeats, start, drive, (ONE, MANY))
+
+
+def _measured(running: RunningServer, path: str, sent: Sent, options: Options) -> Asked:
+    size = options.megabytes * MIB
+    pid = gateway_of(running).pid
+    ask(running.url, path, sent)  # memory that is kept from now on
+    seconds, cpu_ms, peaks = [], [], []
+    for _ in range(options.requests):
+        time.sleep(1.0)  # so that freed memory is given back
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+        before, spent = memory_of(pid, "VmRSS"), cpu_s(running)
+        began = time.perf_counter()
+        answered = ask(running.url, path, sent)
+        seconds.append(time.perf_counter() - began)
+        if answered < size:
+            raise ServerTrouble(f"{answered} bytes were answered, of a tensor of {size}")
+        cpu_ms.append(1000 * (cpu_s(running) - spent))
+        peaks.append((memory_of(pid, "VmHWM") - before) / size)
+    return Asked(*map(statistics.median, (seconds, cpu_ms, peaks)))
+
+
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for run in done:
+        if run.side.startswith(("binary,", "arrow,")):
+            claim = f"{run.side}, {run.case}: peak of request and answer, in tensors"
+            yield at_most(claim, run.result.peak, MAX_PEAK)
+
+
+BENCH = Bench(
+    name="big_tensors",
+    about=__doc__,
+    title=lambda options: f"Tensors of {options.megabytes} MiB",
+    options={
+        "forms": BenchOption(["binary"], choices=tuple(FORMS), help="arrow needs pyarrow"),
+        "ingresses": BenchOption(list(INGRESSES), choices=INGRESSES),
+        "megabytes": BenchOption(100),
+        "requests": BenchOption(5, help="in each case"),
+        "repeats": BenchOption(2),
+    },
+    measure=runs,
+    columns=(
+        ("seconds", median("seconds")),
+        ("gateway and HAProxy CPU ms", median("cpu_ms")),
+        ("peak, in tensors", median("peak")),
+    ),
+    caption=lambda case, options: f"{options.megabytes} MiB of FP32 sent and answered, {case}",
+    first="form, ingress",
+    thresholds=thresholds,
+    record=asdict,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())
