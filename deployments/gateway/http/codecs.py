@@ -43,12 +43,14 @@ from deployments.gateway.http.protocols.tensors import (
     InferCall,
 )
 from deployments.gateway.http.row_conversion import (
+    by_output,
     check_claim,
     check_count,
     encoded_images,
     from_rows,
     from_tokens,
     join,
+    places,
     sent_extent,
     split,
     wanted_outputs,
@@ -61,6 +63,7 @@ Answers = tuple[RowAnswer, ...] | None
 Tokenizer = TextTokenizer | None
 _EMBEDDING_BYTES = 60  # of JSON around one
 _BRACKETS = 3  # and around that of a token
+_PLACE_BYTES = 512  # of JSON that says where in shared memory an output is
 
 
 class Codec(Protocol):
@@ -137,8 +140,9 @@ class InferCodec:
     def encode(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        joined = join(call, rows, _by_output(rows, answers), d)
-        tensors = [output.dense() for output in joined]
+        joined = join(call, rows, by_output(rows, answers), d)
+        placed = places(call)
+        tensors = [each if each.name in placed else each.dense() for each in joined]
         return open_inference.encode(call, d.name, d.version, tensors)
 
     def answer_size(
@@ -146,8 +150,11 @@ class InferCodec:
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
         forms = {output.name: output.binary for output in call.outputs}
-        sent = 0
+        placed, sent = places(call), 0
         for name, output in outputs.items():
+            if name in placed:
+                sent += _PLACE_BYTES
+                continue
             binary = forms.get(name, call.binary_outputs)
             sent += output.dense_bytes if binary else output.json_bytes(output.dense)
         size = size_of(outputs, sent)
@@ -157,7 +164,7 @@ class InferCodec:
     def pieces(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
-        outputs = join(call, rows, _by_output(rows, answers), d)
+        outputs = join(call, rows, by_output(rows, answers), d)
         return open_inference.pieces(call, d.name, d.version, outputs)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
@@ -194,7 +201,7 @@ class PredictCodec:
     def encode(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        return predict.encode(call, _by_output(rows, answers), d)
+        return predict.encode(call, by_output(rows, answers), d)
 
     def answer_size(
         self, call: Any, rows: Rows, d: ModelDescription, answers: Answers = None
@@ -208,7 +215,7 @@ class PredictCodec:
     def pieces(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
-        return predict.pieces(call, _by_output(rows, answers), d)
+        return predict.pieces(call, by_output(rows, answers), d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -564,16 +571,3 @@ def sizes(
     rows: Rows, d: ModelDescription, answers: Answers, extent: int = 0
 ) -> dict[str, OutputSize]:
     return declared(rows, d, extent) if answers is None else measured(rows, answers, d, extent)
-
-
-def _by_output(
-    rows: Rows, answers: tuple[RowAnswer, ...]
-) -> dict[str, tuple[str, list[np.ndarray[Any, Any]]]]:
-    """name → (datatype, one array a row), of the wanted outputs: a row may have come with those
-    that others in its batch wanted."""
-    first = answers[0].outputs
-    return {
-        name: (first[name][0], [answer.outputs[name][1] for answer in answers])
-        for name in (first if rows.outputs is None else rows.outputs)
-        if name in first
-    }
