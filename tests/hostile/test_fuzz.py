@@ -1,4 +1,5 @@
-"""5,000 mutated requests, tensors, chats, images, settings, archives; `make fuzz`: a million."""
+"""5,000 mutated requests, tensors, chats, images, regions, settings, archives; `make fuzz`: a
+million."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ CASES = 5000
 async def test_no_mutation_makes_a_500_or_leaves_memory():
     ends = await fuzzing.run(CASES)
     assert ends.total() == CASES
-    answered = {f"{kind} 200" for kind in ("http", "tensors", "chat", "completion", "image")}
+    answered = {
+        f"{kind} 200" for kind in ("http", "tensors", "chat", "completion", "image", "external")
+    }
     assert answered | {"settings taken", "archive unpacked"} <= set(ends)
 
 
