@@ -61,8 +61,8 @@ class RegionTable:
     def __init__(self, folder: Path, prefix: str, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._prefix = prefix.removeprefix("/")
-        self._longer: dict[str, tuple[str, ...]] = {}
-        self._tenants: Sequence[str] = ()
+        # Of these tenants: by tenant, the prefixes of others that begin with its own.
+        self._longer: tuple[Sequence[str], dict[str, tuple[str, ...]]] = (), {}
 
     def regions(self, tenant: str, name: str = "") -> list[RegisteredRegion]:
         """All of the tenant's, by name, or this one. Raises NotFound."""
@@ -168,13 +168,15 @@ class RegionTable:
 
     def _others(self, tenant: str, tenants: Sequence[str]) -> tuple[str, ...]:
         """Prefixes of others that begin as the tenant's own does: "a-" and "a-b-"."""
-        if tenants is not self._tenants:
-            self._tenants, self._longer = tenants, {}
-        if tenant not in self._longer:
+        of, known = self._longer  # read once: threads share it
+        if of is not tenants:
+            known = {}
+            self._longer = tenants, known
+        if tenant not in known:
             own = self._prefix.format(tenant=tenant)
             others = (self._prefix.format(tenant=each) for each in tenants if each != tenant)
-            self._longer[tenant] = tuple(each for each in others if len(each) > len(own))
-        return self._longer[tenant]
+            known[tenant] = tuple(each for each in others if each.startswith(own))
+        return known[tenant]
 
     def _add(self, tenant: str, region: RegisteredRegion) -> None:
         path = Path(self._file(tenant, region.name))

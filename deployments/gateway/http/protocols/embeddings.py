@@ -76,7 +76,13 @@ class ImageOfInput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 _AN_IMAGE = {
     "type": "object",
-    "properties": {"image": {"type": "string", "minLength": 1}},
+    "properties": {
+        "image": {
+            "type": "string",
+            "minLength": 1,
+            "description": "A JPEG or PNG file: base64, a data URL, or an https URL.",
+        }
+    },
     "required": ["image"],
     "additionalProperties": False,
 }

@@ -205,6 +205,7 @@ _UNREAD: dict[str, Schema] = {  # properties that are ignored, or left to the en
 _CHECKED: dict[str, Schema] = {  # after decoding, with an error that names what is missing
     "PredictRequest": {"oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}]},
     "PredictResponse": {"oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}]},
+    "GivenDocument": {"oneOf": [{"required": ["text"]}, {"required": ["url"]}]},
     "Instance": {"oneOf": [{"required": [name]} for name in ("b64", "text", "url")]},
     "ContentPart": {"required": ["type"]},
     "ChatRequest": {"required": ["model", "messages"]},
