@@ -32,6 +32,8 @@ from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
 from deployments.gateway.http.request_head import NO_CORS, HeadChecks, Route
+from deployments.gateway.inputs.external import ExternalStage
+from deployments.gateway.inputs.region_pages import RegionPages
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.pages import OperatorPages, Pages
 from deployments.gateway.pipeline import Pipeline
@@ -73,7 +75,7 @@ class GatewayApp:
         services: GatewayServices,
         rollouts: GatewayRollouts,
         pages: Pages,
-        operator: OperatorPages,
+        others: Sequence[OperatorPages | RegionPages],
         # Is told every request's client address, for keep-alive counters, and every refusal that
         # the pipeline did not see.
         telemetry: GatewayTelemetry,
@@ -83,10 +85,11 @@ class GatewayApp:
         self.rates = services.rates
         self.rollouts = rollouts
         self.suspected = services.suspected
+        self.external = services.external
         self._services = services
         self._pipeline = Pipeline(services, rollouts, generate)
         self._pages = pages
-        self._operator = operator
+        self._others = others
         self._connection = telemetry.connection
         self._turned_away = telemetry.turned_away
         self._heads = heads
@@ -157,8 +160,8 @@ class GatewayApp:
             await self._page(exchange, route)
 
     async def _page(self, exchange: Exchange, route: Route) -> None:
-        page = self._operator if self._operator.has(route) else self._pages
-        await page.answer(exchange, route)
+        pages = next((each for each in self._others if each.has(route)), self._pages)
+        await pages.answer(exchange, route)
 
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
@@ -203,11 +206,13 @@ def assembled(
     services = GatewayServices(
         settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
     )
+    services.external = external = ExternalStage(services, tenants, settings)
     pages = Pages(models, telemetry, tenants, settings.priorities)
     operator = OperatorPages(registry, tenants, telemetry.used)
     heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
     rollouts = GatewayRollouts(models, pool, len(settings.priorities))
-    app = GatewayApp(services, rollouts, pages, operator, telemetry, heads)
+    others = operator, RegionPages(services, tenants, external)
+    app = GatewayApp(services, rollouts, pages, others, telemetry, heads)
     if settings.grpc is not None:
         app.serve_grpc(settings.grpc)
     return app

@@ -119,6 +119,7 @@ class Gateway:
         self._app = assembled(
             settings, self._tenants, self._models, self._pool, self._telemetry, self._registry
         )
+        self._app.external.open_regions(_session_folder())
         slots = MAX_USED * settings.limits.max_requests
         self._app.suspected.watch(_notes_folder(), self._uid, slots)
         self._crashes = CrashExchange(self._models, self._app.suspected.records)
@@ -240,8 +241,13 @@ class Gateway:
 
 def _notes_folder() -> Path:
     """Of the gateways of this server on this node."""
+    return _session_folder() / "headrace-gateways"
+
+
+def _session_folder() -> Path:
+    """Of this node, as long as its Ray runs."""
     context = ray.get_runtime_context()
-    return Path(context.get_temp_dir(), context.get_session_name(), "headrace-gateways")
+    return Path(context.get_temp_dir(), context.get_session_name())
 
 
 async def _tell_autoscaler(report: GatewayReport) -> Mapping[str, ModelOutlook]:

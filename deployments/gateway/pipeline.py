@@ -31,6 +31,7 @@ from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer
 from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded, InferCall
+from deployments.gateway.http.row_conversion import region_outputs
 from deployments.gateway.models.served_model import ServedModel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest, VersionTerms
 from deployments.gateway.queues.lost_replicas import fingerprints
@@ -158,6 +159,14 @@ class Pipeline:
         if isinstance(call, InferCall) and call.parameters:
             context.options = open_inference.with_parameters(context.options, call.parameters)
         context.mark("parse")
+        # 6a. What the body names instead of carrying it: read from shared memory, or fetched. Once,
+        # so that retries, hedges, the cache and the canary all see the same bytes.
+        if call.external:
+            if work is not None:  # what happens while it waits for others is not its doing
+                work.pause()
+            call = await services.external.fill(context, selection.scheduling, call)
+            if work is not None:
+                await _resumed(context, work)
         # 7. Answer: by the requested model or its fallback; of a model under rollout, by the canary
         # or the live version. A request that generates goes on in `generation`, which sends the
         # answer piece by piece. Rows (8 to 11) are answered together, then encoded by the
@@ -225,6 +234,10 @@ class Pipeline:
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
+                if call.external and isinstance(call, InferCall):
+                    # 11a. What the client wants in its shared memory. The answer says only where.
+                    found = region_outputs(call, done.rows, done.answers, description)
+                    await self._services.external.write(context, found)
                 encoded, large = await self._encoded(context, codec, call, done, description)
             except errors.HeadraceError as refusal:
                 if not selection.on_canary:
@@ -314,7 +327,7 @@ class Pipeline:
             cancel = partial(batches.cancel, pending)
             answers = await run_until_disconnect(context.exchange, pending.future, cancel)
             return _AnsweredRows(description, rows, answers, size)
-        # 11a. Reuse, before the queue: cached answers, row by row, then the run of an identical
+        # 10b. Reuse, before the queue: cached answers, row by row, then the run of an identical
         # request. Only the remaining rows are queued, once for all callers that wait for them.
         query = await self._reuse_query(context, description, rows)
         follower = _follower(

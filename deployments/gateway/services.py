@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +32,7 @@ from deployments.gateway.http.body import (
 )
 from deployments.gateway.http.exchange import Exchange, RequestOptions
 from deployments.gateway.http.large_answers import AnswerSize
+from deployments.gateway.http.protocols.tensors import RegionOutput, RowTensor
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.suspected_requests import SuspectedRequests, Work
@@ -286,9 +288,27 @@ class RequestWatcher(Protocol):
     def generated_late(self, context: RequestContext, more: Tokens) -> None: ...
 
 
+class ExternalData(Protocol):
+    """What requests name instead of carrying it, and want written instead of sent."""
+
+    def open_regions(self, folder: Path) -> None:
+        """Where this node's table of shared memory is to be, if that is on."""
+        ...
+
+    async def fill(self, context: RequestContext, scheduling: Scheduling, call: Any) -> Any:
+        """The call with all its external inputs in place, and its outputs' places checked."""
+        ...
+
+    async def write(
+        self, context: RequestContext, outputs: Sequence[tuple[RegionOutput, RowTensor]]
+    ) -> None: ...
+
+
 class GatewayServices:
     """`watcher` is told exactly once that a request has finished, however it ended. Requests
     under way share their bound by tenant."""
+
+    external: ExternalData  # set by whoever assembles the gateway
 
     def __init__(
         self,

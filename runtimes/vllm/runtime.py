@@ -56,8 +56,6 @@ class VLLMOptions:
     reasoning_parser: str | None = None  # by vLLM's name
     # Whether names of special tokens in messages and prompts stay text.
     split_special_tokens: bool = True
-    # Hosts from which a request's images and sounds may be fetched; none: only inline ones.
-    media_domains: tuple[str, ...] = ()
     # Whether the model's folder may hold files that run code when they are read (`inspection`).
     trust_files: bool = False
 
@@ -116,8 +114,8 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
     }
     made = [f"--{name}={value}" for name, value in given.items() if value is not None]
     made += [f"--{name}" for name, wanted in flags.items() if wanted]
-    # An empty list would allow every host.
-    made += ["--allowed-media-domains", *(chosen.media_domains or (_NO_HOST,))]
+    # Gateways fetch images and sounds; an empty list would allow every host.
+    made += ["--allowed-media-domains", _NO_HOST]
     adapters = [_served_adapter(settings.name, module) for module in chosen.lora_modules]
     return [*made, *(("--lora-modules", *adapters) if adapters else ())]
 

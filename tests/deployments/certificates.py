@@ -27,18 +27,21 @@ class Authority:
         self.file = str(folder / f"{name}.pem")
         Path(self.file).write_bytes(certificate)
 
-    def tls(self, trusted: Authority | None = None) -> ChannelTls:
-        """A new certificate with its key; `trusted` signs the other side's, else this one does."""
+    def tls(self, trusted: Authority | None = None, name: str = "") -> ChannelTls:
+        """A new certificate with its key; `trusted` signs the other side's, else this one does.
+        `name`: the host's, besides 127.0.0.1."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._folder / f"{self._name}-signed.pem"
-        certificate.write_bytes(self._signed(key.public_key(), "peer", authority=False))
+        certificate.write_bytes(self._signed(key.public_key(), "peer", authority=False, host=name))
         private = certificate.with_suffix(".key")
         private.write_bytes(
             key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         )
         return ChannelTls(str(certificate), str(private), (trusted or self).file)
 
-    def _signed(self, key: ec.EllipticCurvePublicKey, subject: str, *, authority: bool) -> bytes:
+    def _signed(
+        self, key: ec.EllipticCurvePublicKey, subject: str, *, authority: bool, host: str = ""
+    ) -> bytes:
         builder = (
             x509.CertificateBuilder()
             .subject_name(_named(subject))
@@ -50,8 +53,9 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
         if not authority:
-            here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([here]), critical=False)
+            names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            names += [x509.DNSName(host)] if host else []
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
 

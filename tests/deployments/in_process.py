@@ -267,6 +267,7 @@ class Stand:
         self.models._all_known = True
         self.telemetry.refresh()
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
+        self.app.external.open_regions(cache_dir)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
         channel, directory = self.channel(), ReplicaDirectory()

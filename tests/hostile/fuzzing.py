@@ -1,5 +1,5 @@
-"""`python tests/hostile/fuzzing.py N`: N requests, tensors, chats, images, settings and archives
-that were valid before they were mutated; what each may end in, counted.
+"""`python tests/hostile/fuzzing.py N`: N requests, tensors, chats, images, regions, settings and
+archives that were valid before they were mutated; what each may end in, counted.
 
 A request may end in any answer but 500, a settings file in its mistakes, an archive in its error.
 The same seed draws the same cases: a failure names its kind and number, and is drawn again by
@@ -16,6 +16,7 @@ import gzip
 import io
 import json
 import logging
+import os
 import random
 import shutil
 import sys
@@ -85,6 +86,18 @@ _CHAT = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }  # fmt: skip
 _COMPLETION = {"model": "chat", "prompt": "hello", "max_tokens": 5, "stop": "x", "echo": False}
+_KEYS = [
+    f"hr-fuzz-{os.getpid()}-default-a", f"hr-fuzz-{os.getpid()}-default-b", "plasma", "../x", "",
+]  # fmt: skip
+_REGIONS = ["r", "s", "%2e%2e", "a%2Fb"]
+_EXTERNAL = {
+    "shared_memory": {"prefix": f"hr-fuzz-{os.getpid()}-{{tenant}}-"},
+    "references": {"hosts": ["127.0.0.1:9", "none.invalid:443"], "max_bytes": 1024},
+}
+_URLS = [
+    "https://127.0.0.1:9/a", "https://127.0.0.1:9/a?b=c", "https://169.254.169.254/", "s3://b/k",
+    "data:image/png;base64,AAECAwQFBgcICQoLDA0ODxAREhMUFRYX", "data:,abc", "https://[::1]:9/",
+]  # fmt: skip
 _SETTINGS = """\
 models:
   m:
@@ -163,7 +176,7 @@ class Kinds:
         self.all: dict[str, Callable[[random.Random], Awaitable[str]]] = {
             "http": self.http, "tensors": self.tensors, "chat": self.chat,
             "completion": self.completion, "image": self.image, "settings": self.settings,
-            "archive": self.archive, "arrow": self.arrow,
+            "archive": self.archive, "arrow": self.arrow, "external": self.external,
         }  # fmt: skip
 
     async def http(self, rng: random.Random) -> str:
@@ -191,7 +204,33 @@ class Kinds:
         stream = write([sent], [column_of(sent, ragged=True)], said, 64)
         named = [(b"content-type", ARROW_STREAM), *_headers(rng)]
         path = rng.choice([_PATHS[0], _PATHS[0], _PATHS[1], "/v1/embeddings"])
-        return await self._ask("POST", path, named, _mutated(rng, b"".join(stream.parts)))
+        return await self._ask("POST", path, named, mutated(rng, b"".join(stream.parts)))
+
+    async def external(self, rng: random.Random) -> str:
+        """Regions of shared memory, some too short or gone, and URLs of nobody; and tensors, media
+        and documents that name them."""
+        if rng.random() < 0.2:
+            asked = _changed(rng, {"key": rng.choice(_KEYS), "byte_size": 48, "offset": 0})
+            body = mutated(rng, json.dumps(asked).encode())
+            action = rng.choice(["register"] * 4 + ["unregister", "status"])
+            path = f"/v2/systemsharedmemory/region/{rng.choice(['r'] * 4 + _REGIONS)}/{action}"
+            return await self._ask("GET" if action == "status" else "POST", path, (), body)
+        _write_regions(rng)
+        region = rng.choice(["r"] * 8 + _REGIONS)
+        place = {"shared_memory_region": region, "shared_memory_byte_size": 24}
+        place = rng.choice([place, place, {"url": rng.choice(_URLS)}])
+        tensor = {**_TENSOR, "parameters": place}
+        del tensor["data"]
+        output = {"name": "sum", "parameters": {**place, "shared_memory_offset": 24}}
+        media = {"type": "image_url", "image_url": {"url": rng.choice(_URLS)}}
+        asked, path = rng.choice([
+            ({"inputs": [tensor]}, _PATHS[0]),
+            ({"inputs": [tensor], "outputs": [output]}, _PATHS[0]),
+            ({**_CHAT, "messages": [{"role": "user", "content": [media]}]}, "/v1/chat/completions"),
+            ({"instances": [{"url": rng.choice(_URLS)}]}, "/v1/models/tiny:classify"),
+        ])  # fmt: skip
+        body = mutated(rng, json.dumps(_changed(rng, asked)).encode())
+        return await self._ask("POST", path, (), body)
 
     async def chat(self, rng: random.Random) -> str:
         asked = {**_CHAT, "stream": rng.random() < 0.5}
@@ -217,7 +256,7 @@ class Kinds:
         return await self._ask("POST", "/v1/models/tiny:classify", named, file)
 
     async def _ask(
-        self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes
+        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> str:
         began = time.monotonic()
         answer = await ask(self.stand.app, method, path, headers, body, pieces=True)
@@ -252,6 +291,11 @@ class Kinds:
         return "unpacked"
 
 
+def _write_regions(rng: random.Random) -> None:
+    for key in _KEYS[:2]:
+        Path("/dev/shm", key).write_bytes(bytes(rng.choice([48, 48, 48, 40, 0])))
+
+
 def _archive(rng: random.Random, suffix: str) -> bytes:
     """Of a few files; some climb, some are links."""
     out = io.BytesIO()
@@ -282,13 +326,15 @@ def _kinds() -> Iterator[Kinds]:
         "runtime": "onnxruntime", "task": "classify", "image": {"size": [16]},
         "source": str(image_models.write_model(folder / "tiny")),
     }  # fmt: skip
-    stand = Stand({**MODELS, "tiny": tiny}, folder, gateway={"limits": LIMITS})
+    stand = Stand({**MODELS, "tiny": tiny}, folder, gateway={"limits": LIMITS, **_EXTERNAL})
     add(stand, described, engines=Answering())
     try:
         yield Kinds(stand, folder)
     finally:
         stand.close()
         shutil.rmtree(folder.parent)
+        for key in _KEYS[:2]:
+            Path("/dev/shm", key).unlink(missing_ok=True)
 
 
 async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counter[str]:

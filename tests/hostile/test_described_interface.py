@@ -23,7 +23,7 @@ from deployments.settings.gateway import PRIORITIES
 SYNTHETIC = {
     "runtime": "synthetic", "version": "1", "options": {"base_ms": 0}, "lengths": {"max": 32}
 }  # fmt: skip
-GATEWAY = {"limits": {"max_body_bytes": 4096, "body_timeout_s": 0.005}}
+GATEWAY = {"limits": {"max_body_bytes": 4096, "body_timeout_s": 0.005}, "shared_memory": {}}
 DOCUMENT = json.loads(openapi.document([], "http://localhost", PRIORITIES))
 OPERATIONS = {
     operation["operationId"]: (method.upper(), path, item.get("parameters", []), operation)
@@ -31,7 +31,7 @@ OPERATIONS = {
     for method, operation in item.items()
     if method in ("get", "post")
 }
-NAMES = {"model": ["device", "encoder", "shout"], "version": ["1"]}
+NAMES = {"model": ["device", "encoder", "shout"], "version": ["1"], "region": ["r", "s"]}
 Asked = Callable[..., Answer]
 
 

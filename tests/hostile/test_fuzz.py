@@ -12,7 +12,7 @@ CASES = 5000
 async def test_no_mutation_makes_a_500_or_leaves_memory():
     ends = await fuzzing.run(CASES)
     assert ends.total() == CASES
-    kinds = ("http", "tensors", "chat", "completion", "image", "arrow")
+    kinds = ("http", "tensors", "chat", "completion", "image", "arrow", "external")
     answered = {f"{kind} 200" for kind in kinds}
     assert answered | {"settings taken", "archive unpacked"} <= set(ends)
 

@@ -83,13 +83,11 @@ def given(**options) -> list[str]:
     return arguments(settings, VLLMOptions(**options))
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"), [((), ["none.invalid"]), (("a.example", "b"), ["a.example", "b"])]
-)
-def test_media_are_fetched_from_listed_hosts_alone(hosts, expected):
-    made = given(media_domains=hosts)
+def test_the_engine_fetches_no_media():
+    made = given()
     at = made.index("--allowed-media-domains") + 1
-    assert made[at : at + len(expected)] == expected
+    assert made[at] == "none.invalid"
+    assert all(each.startswith("--") for each in made[at + 1 : at + 2])
     assert not [each for each in made if "trust" in each or "local-media" in each]
 
 

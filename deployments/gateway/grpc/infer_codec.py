@@ -21,25 +21,27 @@ from deployments.contract.errors import BadRequest
 from deployments.gateway.grpc.exchange import GrpcExchange
 from deployments.gateway.grpc.generation import completion_of
 from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
-from deployments.gateway.http.codecs import InferCodec, by_output
+from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.large_answers import PACKED_BYTES, PIECE_BYTES, LargeAnswer, Parts
 from deployments.gateway.http.protocols import open_inference, tensors
 from deployments.gateway.http.protocols.tensors import (
     HALVES,
     Encoded,
+    ExternalInput,
     InferCall,
     RequestedOutput,
     RowTensor,
     Tensor,
 )
-from deployments.gateway.http.row_conversion import join
+from deployments.gateway.http.row_conversion import by_output, join, places
 from deployments.gateway.rows import Array, RowAnswer, Rows
 
 _LONG_BYTES = 65_536
 MAX_SHORT_BYTES = 4 << 20  # of a message, all but its raw contents
 MAX_FIELDS = 4096
 _RAW_INPUT, _RAW_OUTPUT = 7, 6
+_MISSING = memoryview(b"")
 _LENGTH = 2  # protobuf's wire type of what has a length
 _FIXED = {1: 8, 5: 4}
 # Of `InferTensorContents`, by datatype.
@@ -83,10 +85,14 @@ class GrpcInferCodec(InferCodec):
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         joined = join(call, rows, by_output(rows, answers), d)
-        found = [output.dense() for output in joined]
-        response = _response(call, d, joined)
+        response, placed = _response(call, d, joined), places(call)
         raw = _is_raw(call, joined)
-        for entry, tensor in zip(response.outputs, found, strict=True):
+        for entry, output in zip(response.outputs, joined, strict=True):
+            if output.name in placed:
+                if raw:  # its entry, so that the others stay at the places of their outputs
+                    response.raw_output_contents.append(b"")
+                continue
+            tensor = output.dense()
             if raw:
                 packed = tensors.pack(tensor.datatype, tensor.data)
                 response.raw_output_contents.append(bytes(packed))
@@ -98,33 +104,35 @@ class GrpcInferCodec(InferCodec):
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
         joined = join(call, rows, by_output(rows, answers), d)
-        response = _response(call, d, joined)
+        response, placed = _response(call, d, joined), places(call)
         if not _is_raw(call, joined):
             for entry, output in zip(response.outputs, joined, strict=True):
-                for row in output.padded():
+                for row in () if output.name in placed else output.padded():
                     _typed(entry.contents, output.datatype, row)
             return _in_pieces(response.SerializeToString(), ())
-        return _in_pieces(response.SerializeToString(), joined)
+        carried = [None if output.name in placed else output for output in joined]
+        return _in_pieces(response.SerializeToString(), carried)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         """Written by the exchange: a refusal has no message."""
         return Encoded(b"")
 
 
-def _in_pieces(head: bytes, raw: Sequence[RowTensor]) -> LargeAnswer:
-    size = len(head)
-    for output in raw:
-        packed = output.packed_bytes
-        size += len(_raw_head(packed)) + packed
+def _in_pieces(head: bytes, raw: Sequence[RowTensor | None]) -> LargeAnswer:
+    """`raw`: what follows the head; None: of an output whose data is elsewhere."""
+    sizes = [0 if output is None else output.packed_bytes for output in raw]
+    size = len(head) + sum(len(_raw_head(each)) + each for each in sizes)
 
     def parts() -> Parts:
         for start in range(0, len(head), PIECE_BYTES):
             yield head[start : start + PIECE_BYTES]
-        for output in raw:
-            yield _raw_head(output.packed_bytes)
-            yield from output.packed(PACKED_BYTES)
+        for output, packed in zip(raw, sizes, strict=True):
+            yield _raw_head(packed)
+            if output is not None:
+                yield from output.packed(PACKED_BYTES)
 
-    return LargeAnswer(parts(), size=size, is_ready=all(output.is_dense for output in raw))
+    is_ready = all(output is None or output.is_dense for output in raw)
+    return LargeAnswer(parts(), size=size, is_ready=is_ready)
 
 
 def _raw_head(size: int) -> bytes:
@@ -210,27 +218,55 @@ def call_of(request: Any, raw: Sequence[bytes | memoryview]) -> InferCall:
             f"the request has {len(inputs)} inputs; must be 1 to {open_inference.MAX_TENSORS}",
             param="inputs",
         )
-    if raw and len(raw) != len(inputs):
-        raise BadRequest(
-            f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs; must have one "
-            "for each, in their order, or none",
-            param="raw_input_contents",
-        )
-    found = [_tensor(each, raw[at] if raw else None) for at, each in enumerate(inputs)]
+    is_raw, outputs = bool(raw), list[RequestedOutput]()
+    found, external = _tensors(inputs, raw)
     open_inference.refuse_duplicates("inputs", [tensor.name for tensor in found])
-    call = InferCall(
-        found, request.id or None, [], bool(raw), _parameters(request.parameters),
-        request.model_name, request.model_version or None,
-    )  # fmt: skip
     for each in request.outputs:
-        refuse_unsupported(each.name, _parameters(each.parameters))
-        call.outputs.append(RequestedOutput(each.name, bool(raw)))
-    open_inference.refuse_duplicates("outputs", [output.name for output in call.outputs])
-    return call
+        asked = open_inference.RequestedTensor(each.name, _parameters(each.parameters))
+        outputs.append(open_inference.requested(asked, is_raw))
+    open_inference.refuse_duplicates("outputs", [output.name for output in outputs])
+    placed = [output.region for output in outputs if output.region is not None]
+    return InferCall(
+        found, request.id or None, outputs, is_raw, _parameters(request.parameters),
+        [*external, *placed], request.model_name, request.model_version or None,
+    )  # fmt: skip
 
 
-def refuse_unsupported(name: str, parameters: dict[str, Any]) -> None:
-    open_inference.requested(open_inference.RequestedTensor(name, parameters), True)
+def _tensors(
+    inputs: Any, raw: Sequence[bytes | memoryview]
+) -> tuple[list[Tensor], list[ExternalInput]]:
+    """`raw` has those of `inputs` that carry their own data, or nothing."""
+    found: list[Tensor] = []
+    external: list[ExternalInput] = []
+    rest = iter(raw)
+    carried = 0
+    for item in inputs:
+        where = None
+        if item.parameters:
+            where = open_inference.place_of(_parameters(item.parameters), f"Tensor '{item.name}'")
+        if where is not None:
+            tensor = Tensor(item.name, item.datatype, open_inference.NOWHERE)
+            external.append(open_inference.external_tensor(tensor, list(item.shape), where))
+            if item.HasField("contents"):
+                raise BadRequest(
+                    f"Tensor '{item.name}' has contents besides shared_memory_region or url; send "
+                    "only one."
+                )
+        else:
+            carried += 1
+            tensor = _tensor(item, next(rest, _MISSING) if raw else None)
+        found.append(tensor)
+    if raw and len(raw) != carried:
+        raise _uneven(len(raw), carried)
+    return found, external
+
+
+def _uneven(raw: int, carried: int) -> BadRequest:
+    return BadRequest(
+        f"raw_input_contents has {raw} entries for {carried} inputs that carry data; must have one "
+        "for each, in their order, or none",
+        param="raw_input_contents",
+    )
 
 
 def _parameters(given: Any) -> dict[str, Any]:
@@ -245,6 +281,12 @@ def _parameters(given: Any) -> dict[str, Any]:
 def _tensor(item: Any, raw: bytes | memoryview | None) -> Tensor:
     name, datatype, shape = item.name, item.datatype, list(item.shape)
     has_contents = item.HasField("contents")
+    if raw is _MISSING:
+        raise BadRequest(
+            f"Tensor '{name}' has no entry in raw_input_contents; it must have one for each input "
+            "that carries data, in their order, or none",
+            param="raw_input_contents",
+        )
     if raw is not None:
         if has_contents:
             raise BadRequest(
@@ -287,9 +329,15 @@ def _from_contents(contents: Any, name: str, datatype: str, shape: list[int]) ->
 def _response(call: InferCall, d: ModelDescription, outputs: Sequence[RowTensor]) -> Any:
     """All but the tensors' values."""
     response = ModelInferResponse(model_name=d.name, model_version=d.version, id=call.id or "")
+    regions = {output.name: output.region for output in call.outputs}
     for output in outputs:
         entry = response.outputs.add(name=output.name, datatype=output.datatype)
         entry.shape.extend(output.dense_shape)
+        where = regions.get(output.name)
+        if where is not None:
+            entry.parameters["shared_memory_region"].string_param = where.at.region
+            entry.parameters["shared_memory_offset"].int64_param = where.at.offset
+            entry.parameters["shared_memory_byte_size"].int64_param = where.size
     return response
 
 

@@ -44,6 +44,14 @@ def _of_model(action: str) -> Callable[[Any], str]:
     return path
 
 
+def _of_region(action: str) -> Callable[[Any], str]:
+    def path(request: Any) -> str:
+        region = f"/region/{quote(request.name, safe='')}" if request.name else ""
+        return f"/v2/systemsharedmemory{region}/{action}"
+
+    return path
+
+
 def _statistics(request: Any) -> str:
     return _of_model("/stats")(request) if request.name else "/v2/models/stats"
 
@@ -105,6 +113,23 @@ PAGES: dict[str, PageMethod] = {
         lambda _, page: {"models": page},
         "POST",
         body=lambda request: json.dumps({"ready": request.ready}).encode(),
+    ),
+    "SystemSharedMemoryStatus": _method(
+        "SystemSharedMemoryStatus",
+        _of_region("status"),
+        lambda _, page: {"regions": {each["name"]: each for each in page}},
+    ),
+    "SystemSharedMemoryRegister": _method(
+        "SystemSharedMemoryRegister",
+        _of_region("register"),
+        lambda *_: {},
+        "POST",
+        body=lambda request: json.dumps(
+            {"key": request.key, "offset": request.offset, "byte_size": request.byte_size}
+        ).encode(),
+    ),
+    "SystemSharedMemoryUnregister": _method(
+        "SystemSharedMemoryUnregister", _of_region("unregister"), lambda *_: {}, "POST"
     ),
 }
 """By the method's name in `inference.GRPCInferenceService`."""

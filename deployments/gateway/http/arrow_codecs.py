@@ -26,7 +26,6 @@ from deployments.gateway.http.codecs import (
     EmbeddingsCodec,
     InferCodec,
     Tokenizer,
-    by_output,
     sizes,
 )
 from deployments.gateway.http.exchange import ARROW_STREAM, Exchange
@@ -50,6 +49,7 @@ from deployments.gateway.http.protocols.tensors import (
     Tensor,
 )
 from deployments.gateway.http.row_conversion import (
+    by_output,
     check_columns,
     check_count,
     encoded_images,

@@ -42,12 +42,14 @@ from deployments.gateway.http.protocols.tensors import (
     InferCall,
 )
 from deployments.gateway.http.row_conversion import (
+    by_output,
     check_claim,
     check_count,
     encoded_images,
     from_rows,
     from_tokens,
     join,
+    places,
     sent_extent,
     split,
     wanted_outputs,
@@ -60,6 +62,7 @@ Answers = tuple[RowAnswer, ...] | None
 Tokenizer = TextTokenizer | None
 _EMBEDDING_BYTES = 60  # of JSON around one
 _BRACKETS = 3  # and around that of a token
+_PLACE_BYTES = 512  # of JSON that says where in shared memory an output is
 
 
 class Codec(Protocol):
@@ -140,7 +143,8 @@ class InferCodec:
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         joined = join(call, rows, by_output(rows, answers), d)
-        tensors = [output.dense() for output in joined]
+        placed = places(call)
+        tensors = [each if each.name in placed else each.dense() for each in joined]
         return open_inference.encode(call, d.name, d.version, tensors)
 
     def answer_size(
@@ -148,8 +152,11 @@ class InferCodec:
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
         forms = {output.name: output.binary for output in call.outputs}
-        sent = 0
+        placed, sent = places(call), 0
         for name, output in outputs.items():
+            if name in placed:
+                sent += _PLACE_BYTES
+                continue
             binary = forms.get(name, call.binary_outputs)
             sent += output.dense_bytes if binary else output.json_bytes(output.dense)
         return size_of(outputs, sent, ", ask for fewer outputs, or for binary data", "inputs")
@@ -565,16 +572,3 @@ def sizes(
     rows: Rows, d: ModelDescription, answers: Answers, extent: int = 0
 ) -> dict[str, OutputSize]:
     return declared(rows, d, extent) if answers is None else measured(rows, answers, d, extent)
-
-
-def by_output(
-    rows: Rows, answers: tuple[RowAnswer, ...]
-) -> dict[str, tuple[str, list[np.ndarray[Any, Any]]]]:
-    """name → (datatype, one array a row), of the wanted outputs: a row may have come with those
-    that others in its batch wanted."""
-    first = answers[0].outputs
-    return {
-        name: (first[name][0], [answer.outputs[name][1] for answer in answers])
-        for name in (first if rows.outputs is None else rows.outputs)
-        if name in first
-    }

@@ -142,6 +142,7 @@ class Route(NamedTuple):
     version: str | None = None
     adapter: str = ""
     alias: str = ""  # that the path has instead of the model's own name, once it is known
+    region: str = ""  # of shared memory
 
 
 _FIXED = {
@@ -163,6 +164,10 @@ _FIXED = {
     # As in Triton; a model of that name has its metadata below its version.
     "/v2/models/stats": Route("all_statistics", ("GET", "HEAD")),
     "/v2/repository/index": Route("repository_index", ("POST",)),
+    "/v2/systemsharedmemory/status": Route("region_status", ("GET", "HEAD")),
+    "/v2/systemsharedmemory/unregister": Route("region_unregister", ("POST",)),
+    "/v2/cudasharedmemory/status": Route("cuda_status", ("GET", "HEAD")),
+    "/v2/cudasharedmemory/unregister": Route("cuda_unregister", ("POST",)),
     "/metrics": Route("metrics", ("GET", "HEAD")),
     "/healthz": Route("live", ("GET", "HEAD")),
     "/readyz": Route("ready", ("GET", "HEAD")),
@@ -184,6 +189,8 @@ _ACTIONS = {
     "stats": ("model_statistics", ("GET", "HEAD")),
 }
 _V1_ACTIONS = ("predict", "classify")
+_REGIONS = {"/v2/systemsharedmemory/region/": "region", "/v2/cudasharedmemory/region/": "cuda"}
+_REGION_ACTIONS = {"status": ("GET", "HEAD"), "register": ("POST",), "unregister": ("POST",)}
 
 
 _LONGEST_KEPT = 256
@@ -208,7 +215,18 @@ def _match(path: str) -> Route | None:
         return _v2(path[len("/v2/models/") :].split("/"))
     if path.startswith("/v1/models/"):
         return _v1(path[len("/v1/models/") :])
+    for kind in _REGIONS:
+        if path.startswith(kind):
+            return _region(path[len(kind) :].split("/"), _REGIONS[kind])
     return None
+
+
+def _region(parts: list[str], kind: str) -> Route | None:
+    name = unquote(parts[0])
+    action = _REGION_ACTIONS.get(parts[1]) if len(parts) == 2 else None
+    if not name or action is None:
+        return None
+    return Route(f"{kind}_{parts[1]}", action, region=name)
 
 
 def _v2(parts: list[str]) -> Route | None:

@@ -13,7 +13,7 @@ else was in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -23,8 +23,8 @@ from deployments.contract.description import ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.protocols.classify import from_base64
-from deployments.gateway.http.protocols.tensors import InferCall, RowTensor, Tensor
-from deployments.gateway.rows import Array, RowColumn, Rows
+from deployments.gateway.http.protocols.tensors import InferCall, RegionOutput, RowTensor, Tensor
+from deployments.gateway.rows import Array, RowAnswer, RowColumn, Rows
 from deployments.preprocess.images import Encoded
 from deployments.settings.image import patches
 from runtimes.types import DTYPES, TensorSpec, text_length
@@ -320,6 +320,38 @@ def _cut(
             row[(*before, slice(kept))] if row.shape[axis - 1] == full else row
             for row, (full, kept) in zip(rows, full_and_kept, strict=True)
         ]
+
+
+def by_output(rows: Rows, answers: tuple[RowAnswer, ...]) -> dict[str, tuple[str, list[Array]]]:
+    """name → (datatype, one array a row), of the wanted outputs: a row may have come with those
+    that others in its batch wanted."""
+    first = answers[0].outputs
+    return {
+        name: (first[name][0], [answer.outputs[name][1] for answer in answers])
+        for name in (first if rows.outputs is None else rows.outputs)
+        if name in first
+    }
+
+
+def places(call: InferCall) -> Collection[str]:
+    """Names of the outputs that go into shared memory."""
+    if not call.external:
+        return ()
+    return {output.name for output in call.outputs if output.region is not None}
+
+
+def region_outputs(
+    call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+) -> list[tuple[RegionOutput, RowTensor]]:
+    """The outputs that go into shared memory, whatever protocol asked for them, and where."""
+    if not places(call):
+        return []
+    joined = join(call, rows, by_output(rows, answers), d)
+    return [
+        (asked.region, output)
+        for asked, output in zip(call.outputs, joined, strict=True)
+        if asked.region is not None
+    ]
 
 
 def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) -> list[RowTensor]:

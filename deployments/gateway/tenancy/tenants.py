@@ -137,6 +137,7 @@ class Tenants:
         self._by_name = {name: _tenant(name, given, middle) for name, given in declared.items()}
         if not self._by_name:
             self._by_name = {DEFAULT_TENANT: Tenant(DEFAULT_TENANT, priority=middle)}
+        self.names = tuple(self._by_name)
         self._by_key = {key.hash: _key(key, None) for key in table.operators}
         for name, given in declared.items():
             for key in given.keys or ():
@@ -153,10 +154,6 @@ class Tenants:
         self.need_keys = self.lists_keys if auth is None else auth == "required"
         known = declared if self.need_keys else self._by_name
         self._default = self._by_name[DEFAULT_TENANT] if DEFAULT_TENANT in known else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
 
     @property
     def all(self) -> tuple[Tenant, ...]:

@@ -35,6 +35,7 @@ RUN_MODELS = {
     "completions",
     "chat",
 }
+OF_TENANTS = {"region_status", "region_unregister", "cuda_status", "cuda_unregister"}
 OPERATOR = "hr_operator"
 
 
@@ -80,8 +81,15 @@ async def test_nothing_is_answered_without_a_key_but_what_is_public(
 async def test_an_operator_reads_every_page(
     stand: Stand, endpoint: str, method: str, path: str
 ) -> None:
-    if endpoint not in ADMIN:
+    if endpoint not in ADMIN | OF_TENANTS:
         assert (await get(stand, path, OPERATOR, method)).status == 200
+
+
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+async def test_regions_of_memory_are_a_tenants_and_no_operators(stand: Stand, kind: str) -> None:
+    for path, method in (("status", "GET"), ("unregister", "POST"), ("region/r/register", "POST")):
+        answer = await get(stand, f"/v2/{kind}sharedmemory/{path}", OPERATOR, method)
+        assert answer.status == 403
 
 
 async def names(stand: Stand, key: str) -> list[set[str]]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from in_process import Answer, Stand, ask
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 32}}
-GATEWAY = {"limits": {"max_body_bytes": 2048, "body_timeout_s": 0.005}}
+GATEWAY = {"limits": {"max_body_bytes": 2048, "body_timeout_s": 0.005}, "shared_memory": {}}
+URLS = ["https://127.0.0.1/x", "data:,aa", "data:;base64,AAAA", "s3://b/k", "", "https://[::1]/"]
 MODELS = st.sampled_from(["device", "encoder", "shout", "nope", "", "%00", "..", "dev ice"])
 Asker = Callable[..., Answer]
 
@@ -48,7 +49,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
 
 PAGES = (
     "/v1/embeddings /embed_sparse /v2 /v2/health/ready /v2/repository/index /metrics /docs"
-    " /v1/models /openapi.json /readyz"
+    " /v1/models /openapi.json /readyz /v2/systemsharedmemory/status /v2/cudasharedmemory/status"
+    " /v2/systemsharedmemory/region/r/register /v2/systemsharedmemory/unregister"
 )
 paths = st.one_of(
     st.sampled_from(PAGES.split()),
@@ -70,7 +72,8 @@ names = st.sampled_from(
 words = st.sampled_from(
     ["name", "shape", "datatype", "data", "inputs", "outputs", "parameters", "id", "instances",
      "model", "input", "ids", "types", "text", "binary_data_size", "b64", "encoder", "INT64",
-     "BYTES", "FP32", "BF16", "encoding_format", "base64", "dimensions", "binary_data"]
+     "BYTES", "FP32", "BF16", "encoding_format", "base64", "dimensions", "binary_data", "url",
+     "shared_memory_region", "shared_memory_byte_size", "key", "byte_size", "offset"]
 )  # fmt: skip
 numbers = st.one_of(st.integers(-3, 3), st.integers(), st.floats())
 anything = st.recursive(
@@ -83,7 +86,13 @@ tensor = st.fixed_dictionaries(
     optional={
         "datatype": st.sampled_from(["INT64", "BYTES", "FP32", "FP16"]),
         "data": st.one_of(st.lists(st.integers(0, 9), max_size=6), anything),
-        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 20)}),
+        "parameters": st.one_of(
+            st.fixed_dictionaries({"binary_data_size": st.integers(-1, 20)}),
+            st.fixed_dictionaries(
+                {"shared_memory_region": words, "shared_memory_byte_size": st.integers(-1, 20)}
+            ),
+            st.fixed_dictionaries({"url": st.sampled_from(URLS)}),
+        ),
     },
 )
 calls = st.one_of(

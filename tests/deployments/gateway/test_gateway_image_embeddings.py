@@ -122,7 +122,7 @@ async def test_texts_of_the_same_folder_get_the_other_encoders_vectors(stand, ne
         ("images", "a text", "model images takes images: {'image': "),
         ("images", [[3, 2]], "model images takes images: {'image': "),
         ("texts", {"image": encoded(IMAGES[0])}, "model texts takes no images"),
-        ("images", {"image": "https://example.org/a.png"}, "input[0].image is a URL, which is not"),
+        ("images", {"image": "https://example.org/a.png"}, "input[0].image: inputs by URL are off"),
         ("images", [{"image": "!"}], "input[0].image is not base64"),
         ("images", [{"picture": "aaaa"}], "picture"),
         ("images", {"image": "aaaa"}, "is not a JPEG or PNG image"),

@@ -1,8 +1,9 @@
 """`:classify`: images or texts in, labels with scores out.
 
-JSON `{"instances": [...], "top_k": 3}`, an instance being `{"b64": ...}` (a JPEG or PNG file), a
-text, or `{"text": ...}`, all of one kind; or one image as the body itself (`image/jpeg`,
-`image/png`, `application/octet-stream`), or files of `multipart/form-data`, both with `?top_k=3`.
+JSON `{"instances": [...], "top_k": 3}`, an instance being `{"b64": ...}` (a JPEG or PNG file),
+`{"url": ...}` (of one), a text, or `{"text": ...}`, all images or all texts; or one image as the
+body itself (`image/jpeg`, `image/png`, `application/octet-stream`), or files of
+`multipart/form-data`, both with `?top_k=3`.
 
 Each prediction has its best labels in order. Scores are the model's activation (softmax, sigmoid or
 none) of logits / temperature. Where the best is below the model's threshold there are none: the
@@ -17,7 +18,7 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -29,7 +30,13 @@ from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.large_answers import STEP, LargeAnswer, Parts, listed
 from deployments.gateway.http.protocols import json_body
-from deployments.gateway.http.protocols.tensors import ClassifyCall, Encoded, documented
+from deployments.gateway.http.protocols.tensors import (
+    ClassifyCall,
+    Encoded,
+    ExternalInput,
+    Fetched,
+    documented,
+)
 
 MAX_INSTANCES = 2048
 _LABELS_STEP = 1000
@@ -46,12 +53,14 @@ _FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', 
 
 _FILE = documented("A JPEG or PNG file.", contentEncoding="base64")
 _TEXT = documented(minLength=1)
+_URL = documented("Of a JPEG or PNG file.", format="uri")
 _INSTANCES = documented("All images or all texts.", minItems=1, maxItems=MAX_INSTANCES)
 
 
 class Instance(msgspec.Struct, forbid_unknown_fields=True):
     b64: Annotated[str | None, _FILE] = None
     text: Annotated[str | None, _TEXT] = None
+    url: Annotated[str | None, _URL] = None
 
 
 class ClassifyRequest(msgspec.Struct):
@@ -93,28 +102,38 @@ def _from_json(body: bytes) -> ClassifyCall:
         raise json_body.fault(error, body) from None
     request = json_body.read(_bodies, body)
     _check_count(len(request.instances))
-    pairs = [_pair(index, instance) for index, instance in enumerate(request.instances)]
-    texts = [text for text, _ in pairs if text is not None]
-    if not texts:
-        images = [_bytes(index, b64 or "") for index, (_, b64) in enumerate(pairs)]
-        return ClassifyCall(None, images, request.top_k)
-    if len(texts) < len(pairs):
+    given = [_instance(index, instance) for index, instance in enumerate(request.instances)]
+    texts = [each.text for each in given if each.text is not None]
+    if texts and len(texts) < len(given):
         raise BadRequest("instances must be all images or all texts", param="instances")
-    return ClassifyCall(texts, None, request.top_k)
+    if texts:
+        return ClassifyCall(texts, None, request.top_k)
+    images: list[bytes] = []
+    external: list[ExternalInput] = []
+    for index, each in enumerate(given):
+        if each.url is not None:
+            label = f"instances[{index}].url"
+            external.append(ExternalInput(label, each.url, partial(_put, images, index)))
+        images.append(b"" if each.url is not None else _bytes(index, each.b64 or ""))
+    return ClassifyCall(None, images, request.top_k, tuple(external))
 
 
-def _pair(index: int, instance: str | Instance) -> tuple[str | None, str | None]:
-    """(text, base64), one of them."""
+def _put(images: list[bytes], index: int, found: Fetched) -> None:
+    images[index] = bytes(found.content)
+
+
+def _instance(index: int, instance: str | Instance) -> Instance:
+    """With one of its fields."""
     if isinstance(instance, str):
         instance = Instance(text=instance)
-    if (instance.b64 is None) == (instance.text is None):
+    if (instance.b64, instance.text, instance.url).count(None) != 2:
         raise BadRequest(
-            f"instances[{index}] must be a text, {{'text': ...}} or {{'b64': ...}}",
+            f"instances[{index}] must be a text, {{'text': ...}}, {{'b64': ...}} or {{'url': ...}}",
             param="instances",
         )
     if instance.text == "":
         raise BadRequest(f"instances[{index}] is empty", param="instances")
-    return instance.text, instance.b64
+    return instance
 
 
 def _bytes(index: int, b64: str) -> bytes:

@@ -2,12 +2,11 @@
 `/embed_sparse`: texts or token arrays in, of each a vector or the score of every class out.
 
 A request has 1 to 2048 texts or token arrays, none empty; for a model of images, `{"image": …}`
-with a file as base64 or data URL. `encoding_format` is float or base64 (little-endian float32).
-`dimensions` is one that the model was trained for: the vector's first numbers, to length 1 again if
-the whole had it. `prompt_name` names a prompt that goes before each text; `input_type` says what
-texts are for, and takes the prompt for that; where each token has a vector, texts are documents if
+with a file as base64, data URL, or https URL that the gateway fetches. `encoding_format` is float
+or base64 (little-endian float32). `dimensions` is one that the model was trained for: the vector's
+first numbers, to length 1 again if the whole had it. `prompt_name` names a prompt that goes before
+each text, `input_type` what texts are for; where each token has a vector, texts are documents if
 neither says more. A sparse vector is `[{"index", "value"}]`. Unknown keys are ignored.
-
 Source: OpenAI API reference; vLLM 0.32; sentence-transformers 6.2; Cohere's `input_type`; Jina's
 `image`; Text Embeddings Inference 1.8.
 """
@@ -17,6 +16,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Container, Iterable, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,9 @@ from deployments.gateway.http.protocols import json_body
 from deployments.gateway.http.protocols.tensors import (
     EmbeddingsCall,
     Encoded,
+    External,
+    ExternalInput,
+    Fetched,
     any_of,
     documented,
 )
@@ -73,7 +76,13 @@ class ImageOfInput(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 _AN_IMAGE = {
     "type": "object",
-    "properties": {"image": {"type": "string", "minLength": 1}},
+    "properties": {
+        "image": {
+            "type": "string",
+            "minLength": 1,
+            "description": "A JPEG or PNG file: base64, a data URL, or an https URL.",
+        }
+    },
     "required": ["image"],
     "additionalProperties": False,
 }
@@ -112,6 +121,7 @@ _tokens = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _image = msgspec.json.Decoder(ImageOfInput)
 _image_list = msgspec.json.Decoder(list[ImageOfInput])
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://")
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 
@@ -121,19 +131,21 @@ def decode(body: bytes, form: Form = "embedding") -> EmbeddingsCall:
     if isinstance(request, ClassificationRequest):
         texts, tokens = inputs_of(request.input)
         return EmbeddingsCall(request.model, texts, tokens, task="classify")
-    images = _images(request.input)
+    images, external = _images(request.input)
     texts, tokens = (None, None) if images else inputs_of(request.input)
     return EmbeddingsCall(
         request.model, texts, tokens, request.encoding_format == "base64", request.dimensions,
         request.prompt_name, request.input_type, getattr(request, "task", None), images,
+        external,
     )  # fmt: skip
 
 
-def _images(raw: msgspec.Raw) -> list[bytes] | None:
-    """The files of an input that is images; None for another input. Raises `BadRequest`."""
+def _images(raw: msgspec.Raw) -> tuple[list[bytes] | None, External]:
+    """The files of an input that is images, empty where they are to be fetched; None for another
+    input. Raises `BadRequest`."""
     start = _START.match(memoryview(raw))
     if start is None or start["inner"] != b"{":
-        return None
+        return None, ()
     try:
         if start["outer"]:
             check_inputs(len(json_body.rows(raw, MAX_INPUTS)), "input")
@@ -141,15 +153,23 @@ def _images(raw: msgspec.Raw) -> list[bytes] | None:
     except json_body.DECODE_ERRORS as error:
         refusal = json_body.element(error, "The body", "input")
         raise BadRequest(refusal.message, param="input") from None
-    return [_file(index, entry.image) for index, entry in enumerate(entries)]
+    files: list[bytes] = []
+    external: list[ExternalInput] = []
+    for index, entry in enumerate(entries):
+        if _REMOTE.match(entry.image):
+            label = f"input[{index}].image"
+            external.append(ExternalInput(label, entry.image, partial(put_file, files, index)))
+            files.append(b"")
+        else:
+            files.append(_file(index, entry.image))
+    return files, external
+
+
+def put_file(files: list[bytes], index: int, found: Fetched) -> None:
+    files[index] = bytes(found.content)
 
 
 def _file(index: int, written: str) -> bytes:
-    if written.startswith(("http://", "https://")):
-        raise BadRequest(
-            f"input[{index}].image is a URL, which is not fetched; send the file as base64.",
-            param="input",
-        )
     if written.startswith("data:"):
         written = written.partition(",")[2]
     try:

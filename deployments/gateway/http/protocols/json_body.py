@@ -42,7 +42,7 @@ _LONGEST_PAIR = 14  # bytes of two escapes, and what stands behind them
 _NON_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"nan", b"inf", b"-inf")
 
 
-def read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def read(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:
     """The object in a body. Raises BadRequest."""
     try:
         return decoder.decode(body)
@@ -79,7 +79,7 @@ def integer(value: Any) -> Any:
     return value
 
 
-def _with_integers(body: bytes) -> bytes:
+def _with_integers(body: bytes | memoryview) -> bytes:
     """An object's own numbers, rewritten; all else stays byte for byte."""
     given = _fields.decode(body)
     for name, raw in given.items():

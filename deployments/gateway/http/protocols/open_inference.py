@@ -3,16 +3,17 @@
 `decode` reads a JSON body, `decode_binary` one whose tensors' bytes follow the JSON: tensors with
 `binary_data_size` take their bytes in the order of the inputs, and the sizes must add up to the
 body exactly. `encode` writes an answer as JSON or mixed. Unknown keys and parameters are ignored,
-as Triton does; what would change the meaning of the answer (shared memory, classification) is
-refused. `row_conversion` checks names, types and shapes against the model. In JSON answers a FP32
-is the shortest decimal that reads back as the same FP32, FP16 and BF16 are the FP32 they equal, NaN
-and infinities are null. Measured for 384 FP32: orjson 4.8 µs, msgspec over tolist() 11.5 µs.
+as Triton does; classification, which would change the meaning of the answer, is refused. Of tensors
+in shared memory or at a URL only the place is read here (`external`). `row_conversion` checks
+names, types and shapes against the model. In JSON answers a FP32 is the shortest decimal that reads
+back as the same FP32, FP16 and BF16 are the FP32 they equal, NaN and infinities are null. Measured
+for 384 FP32: orjson 4.8 µs, msgspec over tolist() 11.5 µs.
 Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -33,7 +34,11 @@ from deployments.gateway.http.protocols import json_body, tensors
 from deployments.gateway.http.protocols.tensors import (
     Datatype,
     Encoded,
+    ExternalInput,
+    Fetched,
     InferCall,
+    Region,
+    RegionOutput,
     RequestedOutput,
     RowTensor,
     Tensor,
@@ -51,9 +56,17 @@ _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MA
 _Parameters = dict[str, Any]
 Check = Callable[[Sequence[int], int], None]
 _NOTHING = memoryview(b"")
+NOWHERE = np.empty((0,), np.uint8)  # until an external tensor's bytes are there
+_MAX_PLACE = 2**62
 _VALUES = documented("Flat in row-major order, or nested as the shape is.", type="array")
-_SIZE = documented("`binary_data_size`: bytes after the JSON, in place of `data`.")
-_BINARY = documented("`binary_data`: whether it is answered as bytes after the JSON.")
+_SIZE = documented(
+    "In place of `data`: `binary_data_size`, bytes after the JSON; `shared_memory_region` with "
+    "`shared_memory_byte_size` and `shared_memory_offset`; or the `url` of the tensor's bytes."
+)
+_BINARY = documented(
+    "`binary_data`: whether it is answered as bytes after the JSON. `shared_memory_region` with "
+    "`shared_memory_byte_size` and `shared_memory_offset`: where it is written instead."
+)
 _ALL_BINARY = documented("`binary_data_output`: whether outputs are, where they do not say.")
 
 
@@ -177,12 +190,14 @@ def parse(
         raise json_body.fault(error, header, name_of) from None
     parameters = request.parameters or {}
     binary = _flag(parameters, "binary_data_output", "The request")
-    call = InferCall(
-        _tensors(request.inputs, tail, check), request.id, [], binary is True, parameters
-    )
+    given, external = _tensors(request.inputs, tail, check)
+    call = InferCall(given, request.id, [], binary is True, parameters, external)
     if request.outputs:
         call.outputs = [requested(output, call.binary_outputs) for output in request.outputs]
         refuse_duplicates("outputs", [output.name for output in call.outputs])
+        placed = [output.region for output in call.outputs if output.region is not None]
+        if placed:
+            call.external = [*external, *placed]
     return call
 
 
@@ -197,12 +212,21 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
 
 def _tensors(
     inputs: list[InputTensor], tail: memoryview | None, check: Check | None
-) -> list[Tensor]:
-    decoded = []
+) -> tuple[list[Tensor], list[ExternalInput]]:
+    decoded: list[Tensor] = []
+    external: list[ExternalInput] = []
     at = 0
     for item in inputs:
         if check is not None:
             check(item.shape, len(memoryview(item.data)))
+        if item.parameters is not None:
+            where = place_of(item.parameters, f"Tensor '{item.name}'")
+            if where is not None:
+                _refuse_second_data(item)
+                tensor = Tensor(item.name, item.datatype, NOWHERE)
+                decoded.append(tensor)
+                external.append(external_tensor(tensor, item.shape, where))
+                continue
         size = None if item.parameters is None else _binary_size(item, tail)
         if size is None:
             array = _from_json(item)
@@ -217,7 +241,59 @@ def _tensors(
             f"{len(tail)} bytes follow the JSON header, "
             f"the inputs' binary_data_size add up to {at}."
         )
-    return decoded
+    return decoded, external
+
+
+def place_of(parameters: Mapping[str, Any], label: str) -> Region | str | None:
+    """Where the parameters of a tensor say that its bytes are: in shared memory, or at a URL; None
+    where they say neither. `label`: the tensor, in errors. Raises BadRequest."""
+    name, url = parameters.get("shared_memory_region"), parameters.get("url")
+    if name is None and url is None:
+        for key in parameters:
+            if key.startswith("shared_memory"):
+                raise BadRequest(f"{label} has {key} without shared_memory_region.")
+        return None
+    if name is not None and url is not None:
+        raise BadRequest(f"{label} has both shared_memory_region and url; send only one of them.")
+    if url is not None:
+        if not isinstance(url, str):
+            raise BadRequest(f"{label}: url must be a text.")
+        return url
+    if not isinstance(name, str):
+        raise BadRequest(f"{label}: shared_memory_region must be a text.")
+    size = json_body.integer(parameters.get("shared_memory_byte_size"))
+    offset = json_body.integer(parameters.get("shared_memory_offset", 0))
+    if type(size) is not int or not 1 <= size <= _MAX_PLACE:
+        raise BadRequest(f"{label}: shared_memory_byte_size must be a number of bytes, at least 1.")
+    if type(offset) is not int or not 0 <= offset <= _MAX_PLACE:
+        raise BadRequest(f"{label}: shared_memory_offset must be a whole number of bytes.")
+    return Region(name, offset, size)
+
+
+def external_tensor(tensor: Tensor, shape: Sequence[int], where: Region | str) -> ExternalInput:
+    """The tensor as an input whose bytes are still to come. One element of BYTES is the whole of
+    what a URL gives, as a file is; else elements follow their lengths. Raises BadRequest for a
+    shape or datatype that can't be."""
+    tensors.dtype_of(tensor.datatype, tensor.name)
+    count = tensors.element_count(tensor.name, shape)
+    in_memory = isinstance(where, Region)
+    size = "shared_memory_byte_size" if in_memory else "the size of what the URL gave"
+
+    def take(found: Fetched) -> None:
+        if tensor.datatype == "BYTES" and count == 1 and not in_memory:
+            tensor.data = np.empty(tuple(shape), object)
+            tensor.data.reshape(-1)[0] = bytes(found.content)
+        else:
+            tensor.data = tensors.unpack(found.content, tensor.name, tensor.datatype, shape, size)
+
+    return ExternalInput(f"Tensor '{tensor.name}'", where, take)
+
+
+def _refuse_second_data(item: InputTensor) -> None:
+    if len(memoryview(item.data)) or "binary_data_size" in (item.parameters or ()):
+        raise BadRequest(
+            f"Tensor '{item.name}' has data besides shared_memory_region or url; send only one."
+        )
 
 
 def _head(item: InputTensor) -> tuple[str, str, list[int]]:
@@ -237,11 +313,6 @@ def _from_json(item: InputTensor) -> Array:
 
 def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
     """The tensor's `binary_data_size`, None if it has none."""
-    for key in item.parameters or ():
-        if key.startswith("shared_memory"):
-            raise BadRequest(
-                f"Tensor '{item.name}': shared memory is not supported; send the data in the body."
-            )
     size = json_body.integer((item.parameters or {}).get("binary_data_size"))
     if size is None:
         return None
@@ -272,11 +343,17 @@ def _cut(item: InputTensor, tail: memoryview | None, at: int, size: int) -> memo
 def requested(output: RequestedTensor, default: bool) -> RequestedOutput:
     if output.parameters is None:
         return RequestedOutput(output.name, default)
+    label = f"Output '{output.name}'"
     for key in output.parameters:
-        if key == "classification" or key.startswith("shared_memory"):
-            raise BadRequest(f"Output '{output.name}': the parameter {key} is not supported.")
-    binary = _flag(output.parameters, "binary_data", f"Output '{output.name}'")
-    return RequestedOutput(output.name, default if binary is None else binary)
+        if key in ("classification", "url"):
+            raise BadRequest(f"{label}: the parameter {key} is not supported.")
+    binary = _flag(output.parameters, "binary_data", label)
+    where = place_of(output.parameters, label)
+    if not isinstance(where, Region):
+        return RequestedOutput(output.name, default if binary is None else binary)
+    if binary:
+        raise BadRequest(f"{label} has both binary_data and shared_memory_region; send only one.")
+    return RequestedOutput(output.name, False, RegionOutput(label, where))
 
 
 def _flag(parameters: _Parameters, key: str, label: str) -> bool | None:
@@ -315,12 +392,18 @@ def refuse_duplicates(what: str, names: list[str]) -> None:
         seen.add(name)
 
 
-def encode(call: InferCall, model: str, version: str, outputs: Sequence[Tensor]) -> Encoded:
-    """The answer in the form `call` asked for: JSON, or JSON followed by the binary outputs."""
+def encode(
+    call: InferCall, model: str, version: str, outputs: Sequence[Tensor | RowTensor]
+) -> Encoded:
+    """The answer in the form `call` asked for: JSON, or JSON followed by the binary outputs. A
+    `RowTensor` is one that was written to shared memory."""
     entries: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
     forms = {output.name: output.binary for output in call.outputs}
     for tensor in outputs:
+        if isinstance(tensor, RowTensor):
+            entries.append(_placed(tensor, _places(call)[tensor.name]))
+            continue
         entry: dict[str, Any] = {
             "name": tensor.name,
             "shape": tensor.data.shape,
@@ -335,23 +418,47 @@ def encode(call: InferCall, model: str, version: str, outputs: Sequence[Tensor])
     return _assemble(_envelope(call, model, version, entries), binary)
 
 
+def _places(call: InferCall) -> dict[str, RegionOutput]:
+    return {output.name: output.region for output in call.outputs if output.region is not None}
+
+
+def _placed(output: RowTensor, place: RegionOutput) -> dict[str, Any]:
+    """An output that was written to shared memory, as Triton answers it."""
+    parameters = {
+        "shared_memory_region": place.at.region,
+        "shared_memory_offset": place.at.offset,
+        "shared_memory_byte_size": place.size,
+    }
+    if not place.at.offset:
+        del parameters["shared_memory_offset"]
+    return {
+        "name": output.name, "shape": output.dense_shape, "datatype": output.datatype,
+        "parameters": parameters,
+    }  # fmt: skip
+
+
 def pieces(call: InferCall, model: str, version: str, outputs: Sequence[RowTensor]) -> LargeAnswer:
     """As `encode`, of a large answer. The JSON before binary outputs is made twice: its length is
     said before it comes."""
     forms = {output.name: output.binary for output in call.outputs}
     binary = [each for each in outputs if forms.get(each.name, call.binary_outputs)]
     named = {each.name for each in binary}
+    places = _places(call)
     envelope = _envelope(call, model, version, [])
     start = orjson.dumps(envelope)[:-2]  # up to the bracket of the outputs
 
     def header() -> Parts:
         for at, output in enumerate(outputs):
             yield b"," if at else start
-            yield from _output(output, output.name in named)
+            if output.name in places:
+                yield orjson.dumps(_placed(output, places[output.name]))
+            else:
+                yield from _output(output, output.name in named)
         yield b"]}"
 
     answer = LargeAnswer(iter(()))
-    answer.parts = _large_parts(answer, header, binary, [o for o in outputs if o.name not in named])
+    written = [o for o in outputs if o.name not in named and o.name not in places]
+    answer.parts = _large_parts(answer, header, binary, written)
     if binary:
         answer.content_type = OCTET_STREAM
     return answer

@@ -12,8 +12,10 @@ for `truncate_prompt_tokens` and `max_completion_tokens` beside `max_tokens`.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Annotated, Literal
 
@@ -21,7 +23,13 @@ import msgspec
 
 from deployments.contract.errors import BadRequest, HeadraceError
 from deployments.gateway.http.protocols import error_shapes, json_body
-from deployments.gateway.http.protocols.tensors import any_of, documented
+from deployments.gateway.http.protocols.tensors import (
+    External,
+    ExternalInput,
+    Fetched,
+    any_of,
+    documented,
+)
 
 MAX_PROMPTS = 2048
 # Of a chat, with parts of their contents. The engine parses them on the event loop that also hands
@@ -100,7 +108,9 @@ class GenerationCall:
     first, about: around messages, of media, and of fields that may come into a prompt. `sequences`:
     of all prompts together. `max_tokens`: of each sequence, None where the request does not say.
     `truncate_tokens`: the engine is to cut each prompt to so many. `logprobs`: how many the answer
-    has of each output token; `prompt_logprobs`: of each of the prompt's, for each sequence."""
+    has of each output token; `prompt_logprobs`: of each of the prompt's, for each sequence.
+    `external`: images, sounds and films that parts name by URL; `media`: the `data:` URLs of those
+    that are here, by URL."""
 
     endpoint: Endpoint
     model: str
@@ -116,6 +126,8 @@ class GenerationCall:
     adapter: str = ""
     logprobs: int = 0
     prompt_logprobs: int = 0
+    external: External = ()
+    media: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def param(self) -> str:
@@ -157,6 +169,14 @@ _MEDIA = frozenset(
     {"image_url", "input_image", "image_pil", "image_embeds", "input_audio", "audio_url",
      "audio_embeds", "video_url", "video_embeds", "prompt_embeds", "file"}
 )  # fmt: skip
+_FETCHED = frozenset({"image_url", "audio_url", "video_url"})
+
+
+class _Media(msgspec.Struct):
+    url: str | None = None
+
+
+_media = msgspec.json.Decoder(str | _Media | None)
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
@@ -195,7 +215,8 @@ def decode_chat(body: bytes) -> GenerationCall:
     most = request.max_completion_tokens
     extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
     given = json_body.read(_fields, body)
-    extra += _unread_tokens(given) + _beside_texts(given["messages"])
+    beside, external, media = _beside_texts(given["messages"])
+    extra += _unread_tokens(given) + beside
     logprobs = 0
     if _is_true(given.get("logprobs")):
         logprobs = 1 + _listed(given, given.get("top_logprobs"))
@@ -203,7 +224,7 @@ def decode_chat(body: bytes) -> GenerationCall:
     return GenerationCall(
         "chat", model, body, bool(request.stream), [_conversation(request)], None, request.n or 1,
         request.max_tokens if most is None else most, request.user or "", extra,
-        _truncated(request), adapter, logprobs, _prompt_logprobs(given, 0),
+        _truncated(request), adapter, logprobs, _prompt_logprobs(given, 0), external, media,
     )  # fmt: skip
 
 
@@ -230,20 +251,76 @@ def _unread_tokens(given: Mapping[str, msgspec.Raw]) -> int:
     return sum(len(given[name]) for name in names if _given(given[name])) // _BYTES_PER_TOKEN
 
 
-def _beside_texts(messages: msgspec.Raw) -> int:
+def _beside_texts(messages: msgspec.Raw) -> tuple[int, External, dict[str, str]]:
     """Tokens of what messages hold besides the texts that `_conversation` reads, about: media, and
-    what a template may use (a name, earlier reasoning, a message's own tools)."""
+    what a template may use (a name, earlier reasoning, a message's own tools). And the media that
+    are to be fetched, with where they will be put."""
     size = media = 0
-    for message in json_body.read(_objects, bytes(messages)):
-        content = message.get("content")
-        parts = []
-        if content is not None and json_body.is_array(content):
-            parts = json_body.read(_objects, bytes(content))
-        for part in (message, *parts):
+    external: list[ExternalInput] = []
+    found: dict[str, str] = {}
+    every = json_body.read(_objects, bytes(messages))
+    for at, message in enumerate(every):
+        parts = _parts_of(message)
+        for index, part in enumerate((message, *parts), -1):
             named = part.keys() - _COUNTED_APART
             media += not named.isdisjoint(_MEDIA)
             size += sum(len(part[name]) for name in named - _MEDIA if _given(part[name]))
-    return size // _BYTES_PER_TOKEN + media * _MEDIA_TOKENS
+            for name in named & _FETCHED:
+                url = _url_of(part[name])
+                if url and index >= 0:
+                    label = f"messages[{at}].content[{index}].{name}"
+                    external.append(ExternalInput(label, url, partial(_keep, found, url)))
+    return size // _BYTES_PER_TOKEN + media * _MEDIA_TOKENS, external, found
+
+
+def _parts_of(message: Mapping[str, msgspec.Raw]) -> list[dict[str, msgspec.Raw]]:
+    content = message.get("content")
+    if content is None or not json_body.is_array(content):
+        return []
+    return json_body.read(_objects, bytes(content))
+
+
+def _url_of(raw: msgspec.Raw) -> str:
+    """The URL of an image or the like that is to be fetched; "": it is here, or there is none. The
+    engine takes `{"url": …}` and the URL itself."""
+    try:
+        media = _media.decode(raw)
+    except json_body.DECODE_ERRORS:
+        return ""  # the engine says what is wrong with it
+    url = media if isinstance(media, str) else media.url if media else None
+    return url if url and url[:5].lower() != "data:" else ""
+
+
+def _keep(found: dict[str, str], url: str, fetched: Fetched) -> None:
+    found[url] = f"data:{fetched.media_type};base64,{b64encode(fetched.content).decode()}"
+
+
+def with_media(call: GenerationCall) -> GenerationCall:
+    """The same request with what was fetched in place of its URLs, so that the engine fetches
+    nothing; all other parts stay byte for byte."""
+    given = json_body.read(_fields, call.body)
+    messages = json_body.read(_objects, bytes(given["messages"]))
+    for message in messages:
+        parts = _parts_of(message)
+        changed = False
+        for part in parts:
+            for name in part.keys() & _FETCHED:
+                here = call.media.get(_url_of(part[name]))
+                if here is not None:
+                    part[name] = _replaced(part[name], here)
+                    changed = True
+        if changed:
+            message["content"] = msgspec.Raw(msgspec.json.encode(parts))
+    given["messages"] = msgspec.Raw(msgspec.json.encode(messages))
+    return replace(call, body=msgspec.json.encode(given), external=())
+
+
+def _replaced(raw: msgspec.Raw, url: str) -> msgspec.Raw:
+    if not bytes(memoryview(raw)[:64]).lstrip().startswith(b"{"):
+        return msgspec.Raw(msgspec.json.encode(url))
+    fields = _fields.decode(raw)
+    fields["url"] = msgspec.Raw(msgspec.json.encode(url))
+    return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:

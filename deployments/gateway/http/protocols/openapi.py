@@ -144,8 +144,14 @@ def document(
             },
             "servers": [{"url": server_url}],
             "security": [{}, {"key": []}],
-            "tags": [{"name": name} for name in ("inference", "models", "server")],
-            "paths": {**_inference(descriptions), **_models(descriptions), **_server()},
+            "tags": [{"name": name} for name in ("inference", "models", "shared memory", "server")],
+            "paths": {
+                **_inference(descriptions),
+                **_models(descriptions),
+                **_server(),
+                **_shared_memory("system"),
+                **_shared_memory("cuda"),
+            },
             "components": _components(priorities),
         }
     )
@@ -385,6 +391,26 @@ def _models(descriptions: Descriptions) -> Node:
             "parameters": plain,
             "get": _get("openaiModel", "models", "One model.", "OpenAIModel", missing),
         },
+    }
+
+
+def _shared_memory(kind: str) -> Node:
+    """Triton's, where `gateway.shared_memory` is on; of CUDA there is never a region."""
+    refusals = _refusals("oip", (400, 401, 403, 404, 408, 413, 429, 503))
+    begin, region = f"/v2/{kind}sharedmemory", [_path_parameter("region", ())]
+
+    def page(operation: str, summary: str, answer: str = "Done") -> Node:
+        return _get(f"{kind}{operation}", "shared memory", summary, answer, refusals)
+
+    add = page("Register", "Register a region, which tensors may then name.")
+    add["requestBody"] = _json_body("RegionRequest", {})
+    one, forget = page("Region", "One region.", "Regions"), page("Unregister", "Forget a region.")
+    return {
+        f"{begin}/status": {"get": page("Regions", "The tenant's regions.", "Regions")},
+        f"{begin}/unregister": {"post": page("UnregisterAll", "Forget all regions.")},
+        f"{begin}/region/{{region}}/status": {"parameters": region, "get": one},
+        f"{begin}/region/{{region}}/register": {"parameters": region, "post": add},
+        f"{begin}/region/{{region}}/unregister": {"parameters": region, "post": forget},
     }
 
 

@@ -50,7 +50,13 @@ from deployments.gateway.http.protocols.rerank import (
     ScoreResponse,
 )
 from deployments.gateway.http.protocols.tensors import HALVES, Datatype, documented
-from deployments.gateway.http.protocols.triton import ModelConfig, StatisticsResponse
+from deployments.gateway.http.protocols.triton import (
+    Done,
+    ModelConfig,
+    RegionRequest,
+    RegisteredRegion,
+    StatisticsResponse,
+)
 from runtimes.types import DTYPES, TensorSpec
 
 Schema = dict[str, Any]
@@ -185,6 +191,7 @@ _BODIES: Sequence[type[msgspec.Struct]] = (
     *(PoolingRequest, PoolingResponse, ClassificationRequest, ClassificationResponse),
     *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse, SparseRequest, SparseEntry),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),
+    *(RegionRequest, RegisteredRegion, Done),
 )
 _STREAM_OPTIONS = {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}
 _UNREAD: dict[str, Schema] = {  # properties that are ignored, or left to the engine
@@ -198,7 +205,8 @@ _UNREAD: dict[str, Schema] = {  # properties that are ignored, or left to the en
 _CHECKED: dict[str, Schema] = {  # after decoding, with an error that names what is missing
     "PredictRequest": {"oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}]},
     "PredictResponse": {"oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}]},
-    "Instance": {"oneOf": [{"required": ["b64"]}, {"required": ["text"]}]},
+    "GivenDocument": {"oneOf": [{"required": ["text"]}, {"required": ["url"]}]},
+    "Instance": {"oneOf": [{"required": [name]} for name in ("b64", "text", "url")]},
     "ContentPart": {"required": ["type"]},
     "ChatRequest": {"required": ["model", "messages"]},
     "CompletionRequest": {"required": ["model", "prompt"]},
@@ -217,6 +225,7 @@ def schemas() -> dict[str, Schema]:
         found[name]["properties"] |= properties
     for name, more in _CHECKED.items():
         found[name] |= more
+    found["Regions"] = {"type": "array", "items": ref("RegisteredRegion")}
     found["Index"] = {"type": "array", "items": ref("IndexEntry")}
     vector = {"type": "array", "items": ref("SparseEntry")}
     found["SparseResponse"] = {"type": "array", "items": vector}

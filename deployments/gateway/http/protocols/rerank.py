@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -26,7 +27,13 @@ from deployments.contract.errors import BadRequest
 from deployments.gateway.http.large_answers import LargeAnswer, Parts
 from deployments.gateway.http.protocols import json_body
 from deployments.gateway.http.protocols.embeddings import prompt_for
-from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.protocols.tensors import (
+    Encoded,
+    External,
+    ExternalInput,
+    Fetched,
+    documented,
+)
 from deployments.gateway.rows import Array, Rows
 from deployments.preprocess import pairs
 
@@ -42,7 +49,14 @@ class Document(msgspec.Struct, gc=False):
     text: str
 
 
-_Documents = list[str | Document]
+class GivenDocument(msgspec.Struct, gc=False):
+    """One of them. `url`: of the text, UTF-8."""
+
+    text: str | None = None
+    url: Annotated[str | None, documented(format="uri")] = None
+
+
+_Documents = list[str | GivenDocument]
 
 
 class RerankRequest(msgspec.Struct, gc=False):
@@ -120,6 +134,7 @@ class PairsCall:
     # What the body calls the queries and the documents.
     asked: str = "query"
     given: str = "documents"
+    external: External = ()
 
 
 _reranks = msgspec.json.Decoder(RerankRequest)
@@ -141,14 +156,38 @@ def decode(body: bytes, returns: bool) -> PairsCall:
         )  # fmt: skip
     given = request.documents or []
     _check_count("documents", given)
-    documents = [each if isinstance(each, str) else each.text for each in given]
+    documents, external = _texts_of(given)
     told = request.return_documents
     return PairsCall(
         request.model, [request.query], documents, "results",
         request.raw_scores or not request.use_activation,
         request.top_n or None, returns if told is None else told, request.max_tokens_per_doc,
-        request.instruction,
+        request.instruction, external=external,
     )  # fmt: skip
+
+
+def _texts_of(given: Sequence[str | GivenDocument]) -> tuple[list[str], list[ExternalInput]]:
+    """The documents' texts, empty where they are to be fetched."""
+    texts: list[str] = []
+    external: list[ExternalInput] = []
+    for index, each in enumerate(given):
+        if isinstance(each, str):
+            texts.append(each)
+        elif (each.text is None) == (each.url is None):
+            raise BadRequest(f"documents[{index}] must have a text or a url", param="documents")
+        else:
+            if each.url is not None:
+                take = partial(_put_text, texts, index)
+                external.append(ExternalInput(f"documents[{index}].url", each.url, take))
+            texts.append(each.text or "")
+    return texts, external
+
+
+def _put_text(texts: list[str], index: int, found: Fetched) -> None:
+    try:
+        texts[index] = bytes(found.content).decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"documents[{index}].url holds no UTF-8 text", param="documents") from None
 
 
 def decode_score(body: bytes) -> PairsCall:

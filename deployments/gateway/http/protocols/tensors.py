@@ -17,11 +17,11 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -133,22 +133,69 @@ def _run(first: Array, count: int) -> Array:
     return np.lib.stride_tricks.as_strided(flat, (count,), (first.itemsize,), writeable=False)
 
 
+class Region(NamedTuple):
+    """`size` bytes of a registered shared memory region, from `offset` on."""
+
+    region: str
+    offset: int
+    size: int
+
+
+OCTETS = "application/octet-stream"
+
+
+class Fetched(NamedTuple):
+    """What is at a place. `media_type`: as the server says, without parameters."""
+
+    content: memoryview
+    media_type: str = OCTETS
+
+
+@dataclass(slots=True)
+class ExternalInput:
+    """Input that a request names instead of carrying it. `label`: what an error calls it; `at`: a
+    place in shared memory, or a URL; `take`: puts the bytes into the call, raises BadRequest."""
+
+    label: str
+    at: Region | str
+    take: Callable[[Fetched], None]
+
+
+@dataclass(slots=True)
+class RegionOutput:
+    """An output that goes into shared memory. The other fields are known once the place is checked;
+    `size`: bytes written there."""
+
+    label: str
+    at: Region
+    key: str = ""
+    begins: int = 0
+    file: tuple[int, int] = (0, 0)
+    size: int = 0
+
+
+External = Sequence[ExternalInput | RegionOutput]
+
+
 @dataclass(slots=True)
 class RequestedOutput:
     name: str
     binary: bool = False
+    region: RegionOutput | None = None
 
 
 @dataclass(slots=True)
 class InferCall:
     """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form;
-    `model`, `version`: where the URL does not name them."""
+    `external`: tensors whose bytes are elsewhere, or are to go there; `model`, `version`: where the
+    URL does not name them."""
 
     tensors: list[Tensor]
     id: str | None = None
     outputs: list[RequestedOutput] = field(default_factory=list)
     binary_outputs: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
+    external: External = ()
     model: str = ""
     version: str | None = None
 
@@ -160,6 +207,7 @@ class PredictCall:
 
     instances: list[msgspec.Raw] | None
     inputs: msgspec.Raw | None
+    external: External = ()
 
 
 @dataclass(slots=True)
@@ -177,6 +225,7 @@ class EmbeddingsCall:
     kind: str | None = None
     task: str | None = None
     images: list[bytes] | None = None
+    external: External = ()
 
 
 @dataclass(slots=True)
@@ -187,6 +236,7 @@ class ClassifyCall:
     texts: list[str] | None
     images: list[bytes] | None
     top_k: int | None = None
+    external: External = ()
 
 
 @dataclass(slots=True)
@@ -427,16 +477,19 @@ if sys.byteorder != "little":  # numpy's native types stand for the wire's every
     raise ImportError("binary tensors are little-endian, this machine is not")
 
 
-def unpack(view: memoryview, name: str, datatype: str, shape: list[int]) -> Array:
-    """The dense array of `shape` in `view`, which holds this tensor's bytes and nothing else."""
+def unpack(
+    view: memoryview, name: str, datatype: str, shape: Sequence[int], size: str = "binary_data_size"
+) -> Array:
+    """The dense array of `shape` in `view`, which holds this tensor's bytes and nothing else.
+    `size`: what the request calls their number."""
     dtype = dtype_of(datatype, name)
     count = element_count(name, shape)
     if datatype == "BYTES":
-        return _unpack_bytes(view, name, count).reshape(shape)
+        return _unpack_bytes(view, name, count, size).reshape(shape)
     if len(view) != count * dtype.itemsize:
         raise BadRequest(
-            f"Tensor '{name}': {datatype} of shape {shape} takes {count * dtype.itemsize} bytes, "
-            f"binary_data_size is {len(view)}."
+            f"Tensor '{name}': {datatype} of shape {list(shape)} takes {count * dtype.itemsize} "
+            f"bytes, {size} is {len(view)}."
         )
     if datatype == "BOOL" and np.frombuffer(view, dtype=np.uint8).max() > 1:
         raise BadRequest(f"Tensor '{name}': a BOOL element must be the byte 0 or 1.")
@@ -445,7 +498,7 @@ def unpack(view: memoryview, name: str, datatype: str, shape: list[int]) -> Arra
     return (flat if is_kept else flat.copy()).reshape(shape)
 
 
-def _unpack_bytes(view: memoryview, name: str, count: int) -> Array:
+def _unpack_bytes(view: memoryview, name: str, count: int, size: str) -> Array:
     if count * 4 > len(view):  # before anything of that size is allocated
         raise BadRequest(f"Tensor '{name}': {len(view)} bytes cannot hold {count} BYTES elements.")
     flat = np.empty(count, dtype=object)
@@ -458,8 +511,7 @@ def _unpack_bytes(view: memoryview, name: str, count: int) -> Array:
         flat[index] = bytes(view[start:at])
     if at != len(view):
         raise BadRequest(
-            f"Tensor '{name}': {count} BYTES elements take {at} bytes, "
-            f"binary_data_size is {len(view)}."
+            f"Tensor '{name}': {count} BYTES elements take {at} bytes, {size} is {len(view)}."
         )
     return flat
 

@@ -9,7 +9,7 @@ Source: Triton, "Model Configuration Extension" and "Statistics Extension".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -95,6 +95,30 @@ class ModelStatisticsEntry(msgspec.Struct):
 
 class StatisticsResponse(msgspec.Struct):
     model_stats: list[ModelStatisticsEntry]
+
+
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class RegionRequest(msgspec.Struct):
+    """`key`: a name in /dev/shm."""
+
+    key: str
+    byte_size: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+    offset: _Bytes = 0
+
+
+class RegisteredRegion(msgspec.Struct, frozen=True):
+    """`offset`: where it begins in the file `key`."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class Done(msgspec.Struct):
+    """An answer that says nothing more."""
 
 
 def model_config(d: ModelDescription) -> Encoded:

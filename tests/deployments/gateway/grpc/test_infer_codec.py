@@ -18,7 +18,7 @@ from deployments.gateway.grpc import infer_codec
 from deployments.gateway.grpc.exchange import GrpcExchange
 from deployments.gateway.grpc.infer_codec import GrpcInferCodec, call_of, varint, without_raw
 from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
-from deployments.gateway.http.protocols.tensors import InferCall
+from deployments.gateway.http.protocols.tensors import Fetched, InferCall
 from deployments.gateway.rows import RowAnswer, Rows
 from runtimes.types import DTYPES, TensorSpec
 
@@ -134,8 +134,27 @@ def test_raw_contents_are_all_or_nothing() -> None:
     made = with_input(int64_contents=[1, 2])
     with pytest.raises(BadRequest, match="beside the request's raw_input_contents"):
         call_of(made, [bytes(16)])
+    bare = with_input()
     with pytest.raises(BadRequest, match="2 entries for 1 inputs"):
-        call_of(made, [bytes(16), bytes(16)])
+        call_of(bare, [bytes(16), bytes(16)])
+    bare.inputs.add(name="more", datatype="INT64", shape=[1, 2])
+    with pytest.raises(BadRequest, match="'more' has no entry"):
+        call_of(bare, [bytes(16)])
+
+
+@pytest.mark.parametrize("place", ["shared_memory_region", "url"])
+def test_a_tensor_may_be_elsewhere(place: str) -> None:
+    made = with_input()
+    where = made.inputs.add(name="there", datatype="INT64", shape=[1, 2])
+    where.parameters[place].string_param = "https://a/b"
+    where.parameters["shared_memory_byte_size"].int64_param = 16
+    call = call_of(made, [bytes(16)])
+    (there,) = call.external
+    there.take(Fetched(memoryview(bytes(8) + b"\1" + bytes(7))))
+    assert [tensor.data.tolist() for tensor in call.tensors] == [[[0, 0]], [[0, 1]]]
+    where.contents.int64_contents.append(1)
+    with pytest.raises(BadRequest, match="has contents besides"):
+        call_of(made, [bytes(16)])
 
 
 def test_tensors_are_named_once() -> None:

@@ -25,6 +25,14 @@ GET = ("GET", "HEAD")
         ("/v2/models/m/versions/2", Route("model_metadata", GET, "m", "2")),
         ("/v2/models/m/versions/2/ready", Route("model_ready", GET, "m", "2")),
         ("/v2/models/versions/infer", Route("infer", ("POST",), "versions")),
+        ("/v2/systemsharedmemory/status", Route("region_status", GET)),
+        ("/v2/systemsharedmemory/unregister", Route("region_unregister", ("POST",))),
+        (
+            "/v2/systemsharedmemory/region/a%2Fb/register",
+            Route("region_register", ("POST",), region="a/b"),
+        ),
+        ("/v2/systemsharedmemory/region/r/status", Route("region_status", GET, region="r")),
+        ("/v2/cudasharedmemory/region/r/register", Route("cuda_register", ("POST",), region="r")),
         ("/v2/models/stats", Route("all_statistics", GET)),
         ("/v2/models/m/stats", Route("model_statistics", GET, "m")),
         ("/v2/models/m/versions/2/stats", Route("model_statistics", GET, "m", "2")),
@@ -51,7 +59,9 @@ def test_a_path_of_the_surface_leads_to_its_endpoint(path: str, route: Route) ->
      "/v1/models/:predict", "/v1/models/m:", "/v1/models/m:predict:x", "/v1/models/m:a/b",
      "/v1/models//b", "/v1/models/a/",
      "/V2", "/metrics/", "/%61dmin/status", "/adm%69n/keys/revoke", "/%6Detrics", "/v2/model%73/m",
-     "/v2/models/m/%69nfer", "/v2/models/a%2Fb"],
+     "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/r", "/v2/systemsharedmemory/register",
+     "/v2/systemsharedmemory/region//status", "/v2/systemsharedmemory/region/a/b/status",
+     "/v2/cudasharedmemory/region/r/x", "/v2/models/m/%69nfer", "/v2/models/a%2Fb"],
 )  # fmt: skip
 def test_any_other_path_leads_nowhere(path: str) -> None:
     assert match(path) is None

@@ -214,7 +214,7 @@ def test_broken_json_is_refused_with_its_place(raw: bytes, says: str) -> None:
     ("changes", "says"),
     [
         ({"datatype": "FP8"}, "unknown datatype 'FP8'; known datatypes are BOOL"),
-        ({"parameters": {"shared_memory_region": "r"}}, "shared memory is not supported"),
+        ({"parameters": {"shared_memory_region": "r"}}, "shared_memory_byte_size must be"),
         ({"parameters": {"binary_data_size": 24}}, "lacks the header"),
         ({"parameters": {"binary_data_size": "24"}}, "whole number"),
         ({"parameters": []}, "expected object"),
@@ -266,7 +266,15 @@ def test_output_form_overrides_the_requests(default: bool | None, own: bool | No
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"classification": 3}, {"shared_memory_region": "r"}, {"binary_data": "yes"}]
+    "parameters",
+    [
+        {"classification": 3},
+        {"shared_memory_region": "r"},
+        {"binary_data": "yes"},
+        {"url": "https://a/b"},
+        {"shared_memory_offset": 4},
+        {"shared_memory_region": "r", "shared_memory_byte_size": 8, "binary_data": True},
+    ],
 )
 def test_output_asked_for_in_a_form_not_offered_is_refused(parameters: dict[str, Any]) -> None:
     request = {**json.loads(body()), "outputs": [{"name": "y", "parameters": parameters}]}

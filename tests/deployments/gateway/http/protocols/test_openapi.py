@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
@@ -23,7 +24,7 @@ from deployments.gateway.http.protocols import (
     triton,
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
-from deployments.gateway.http.protocols.tensors import ClassifyCall, InferCall, Tensor
+from deployments.gateway.http.protocols.tensors import ClassifyCall, Encoded, InferCall, Tensor
 from deployments.gateway.http.row_conversion import split
 from deployments.gateway.telemetry.metrics import (
     BatchSizeStatistics,
@@ -71,7 +72,14 @@ PATHS = {
     "/readyz",
     "/openapi.json",
     "/docs",
-}
+} | {
+    f"/v2/{kind}sharedmemory/{path}"
+    for kind in ("system", "cuda")
+    for path in (
+        "status", "unregister", "region/{region}/status", "region/{region}/register",
+        "region/{region}/unregister",
+    )
+}  # fmt: skip
 
 
 def half(description: Describe) -> ModelDescription:
@@ -288,6 +296,9 @@ def test_what_is_written_conforms_to_its_schema(
         "ModelMetadata": metadata.model_metadata(d),
         "ModelConfig": triton.model_config(d),
         "StatisticsResponse": triton.statistics([counted.entry("m")]),
+        "RegisteredRegion": Encoded(
+            msgspec.json.encode(triton.RegisteredRegion("r", "headrace-default-r", 0, 8))
+        ),
         "Index": metadata.repository_index(states),
         "OpenAIModel": metadata.openai_model(d),
         "OpenAIModels": metadata.openai_models([d], {}, lambda *_: True),
