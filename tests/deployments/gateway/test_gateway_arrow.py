@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,24 @@ async def test_refusals_of_embeddings_are_openais(stand: Stand, body: bytes, why
     error = json.loads(answer.body)["error"]
     assert why in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+async def test_the_example_of_the_docs_says_what_it_prints(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa: Any = pytest.importorskip("pyarrow")
+    page = Path(__file__).parents[3].joinpath("docs", "tensors.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    request = code[: code.index("with urllib.request.urlopen")]
+    sent: dict[str, Any] = {}
+
+    def noted(url: str, data: bytes, headers: dict[str, str]) -> None:
+        sent.update(url=url, data=data, **headers)
+
+    monkeypatch.setattr(urllib.request, "Request", noted)
+    exec(request, {})
+    assert sent["url"].endswith(INFER)
+    kind = b"content-type", sent["content-type"].encode()
+    answer = await post(stand, INFER, sent["data"], kind)
+    sums = pa.ipc.open_stream(answer.body).read_all()["sum"].to_pylist()
+    assert f"it prints `{sums}`" in page
