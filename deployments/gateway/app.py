@@ -25,10 +25,12 @@ from deployments.gateway.http.codecs import (
     PredictCodec,
     SparseCodec,
 )
+from deployments.gateway.http.cors import METHOD, NO_CORS, cross_origin, is_preflight
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
-from deployments.gateway.http.request_head import NO_CORS, HeadChecks
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.request_head import HeadChecks
 from deployments.gateway.models.catalogue import Catalogue
 from deployments.gateway.pages import OperatorPages, Pages
 from deployments.gateway.pipeline import Pipeline
@@ -55,6 +57,7 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "completions": GenerationCodec("completions", openai_generation.decode_completion),
     "chat": GenerationCodec("chat", openai_generation.decode_chat),
 }
+_PREFLIGHT = Encoded(b"", b"text/plain")  # 204 has no length, which every answer here has
 logger = logging.getLogger("headrace.gateway")
 
 
@@ -83,6 +86,7 @@ class GatewayApp:
         self._connection = telemetry.connection
         self._turned_away = telemetry.turned_away
         self._heads = heads
+        self._cors = heads.cors
         self._disconnects = DisconnectWatch()
 
     @property
@@ -101,6 +105,13 @@ class GatewayApp:
     async def _http(self, exchange: Exchange, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._connection(exchange.client)
         try:
+            if self._cors is not None:
+                origin = exchange.headers.get(b"origin")
+                exchange.cors = self._cors.said(origin, exchange.path)
+                if is_preflight(exchange.method, exchange.headers):
+                    asked = self._cors.preflight(exchange.headers, exchange.path)
+                    await exchange.reply(200, _PREFLIGHT, asked)
+                    return
             self._heads.check(exchange, headers)
             await self._route(exchange)
         except errors.CallerLeft:
@@ -139,7 +150,7 @@ class GatewayApp:
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
     said = f"{exchange.path} accepts {' or '.join(methods)} only"
-    if b"access-control-request-method" in exchange.headers:  # a browser's preflight
+    if METHOD in exchange.headers:  # a browser's preflight
         said = NO_CORS
     error = errors.MethodNotAllowed(said)
     allow = (b"allow", ", ".join(methods).encode())
@@ -181,7 +192,8 @@ def assembled(
     )
     pages = Pages(models, telemetry, tenants, settings.priorities)
     operator = OperatorPages(registry, tenants, telemetry.used)
-    heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
+    cors = cross_origin(settings.cors)
+    heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys, cors)
     rollouts = GatewayRollouts(models, pool, len(settings.priorities))
     return GatewayApp(services, rollouts, pages, operator, telemetry, heads)
 

@@ -63,8 +63,15 @@ HostName = Annotated[str, StringConstraints(pattern=r"^(\*|(\*\.)?[a-z0-9-]+(\.[
 Network = Annotated[str, BeforeValidator(_network)]
 HostAndPort = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*:[0-9]{1,5}$")]
 Origin = Annotated[
-    str, StringConstraints(pattern=r"^(\*|https?://[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?)$")
+    str,
+    StringConstraints(
+        pattern=r"^(\*|https?://([a-z0-9-]+(\.[a-z0-9-]+)*|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?)$",
+        max_length=270,
+    ),
 ]
+ANY_ORIGIN = "*"
+_MAX_ORIGINS = 200
+_DEFAULT_PORT = re.compile(r"http:.*:80|https:.*:443")
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 
 
@@ -253,6 +260,28 @@ class CorsSettings(Section):
         default=False,
         description="Whether browsers may send cookies and client certificates.",
     )
+
+    @model_validator(mode="after")
+    def _origins_are_what_browsers_send(self) -> CorsSettings:
+        if not 1 <= len(self.origins) <= _MAX_ORIGINS:
+            raise wrong(f"must be a list of 1 to {_MAX_ORIGINS} origins", "origins")
+        if ANY_ORIGIN in self.origins and len(self.origins) > 1:
+            raise wrong("has `*` beside others; must be `*` alone, or a list of origins", "origins")
+        if ANY_ORIGIN in self.origins and self.credentials:
+            raise wrong(
+                "is `*`, which lets no browser send credentials; must be a list of origins, or "
+                "gateway.cors.credentials must be false",
+                "origins",
+            )
+        for position, origin in enumerate(self.origins):
+            if _DEFAULT_PORT.fullmatch(origin):
+                raise wrong(
+                    "names its scheme's own port, which browsers leave out; must be "
+                    f"{origin.rpartition(':')[0]}",
+                    "origins",
+                    position,
+                )
+        return self
 
 
 class GatewaySettings(Section):

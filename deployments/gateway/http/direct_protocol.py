@@ -16,14 +16,15 @@ import asyncio
 import re
 import resource
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from deployments.contract import errors
+from deployments.gateway.http.cors import CrossOrigin, cross_origin, origin_of
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.fast_path import ASGIApp, Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes
@@ -98,15 +99,28 @@ def _plain(address: str) -> Any:
     return getattr(found, "ipv4_mapped", None) or found
 
 
-class DirectProtocol(StrictProtocol):
-    """One caller's connection. `operators_certificate`: `/admin` needs one."""
+class DirectRules(NamedTuple):
+    """What all connections share. `operators_certificate`: `/admin` needs one; `cors`: what pages
+    of other origins are told, None: nothing."""
 
-    def __init__(
-        self, connections: Connections, operators_certificate: bool, *args: Any, **more: Any
-    ) -> None:
+    connections: Connections
+    operators_certificate: bool = False
+    cors: CrossOrigin | None = None
+
+    @classmethod
+    def by(cls, gateway: GatewaySettings) -> DirectRules:
+        tls = gateway.tls
+        operators = tls is not None and tls.client_ca_for == "operators" and bool(tls.client_ca)
+        return cls(Connections.by(gateway), operators, cross_origin(gateway.cors))
+
+
+class DirectProtocol(StrictProtocol):
+    """One caller's connection."""
+
+    def __init__(self, rules: DirectRules, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._open = connections
-        self._operators_certificate = operators_certificate
+        self._open = rules.connections
+        self._rules = rules
         self._source: object = None
         self._counted = self._trusted = self._stops = False
 
@@ -133,10 +147,19 @@ class DirectProtocol(StrictProtocol):
             raise errors.BadRequest("a request must name its Host")
         if _REFUSED_PATH.search(path):
             raise errors.NotFound("no such path")
-        if self._operators_certificate and _is_operators(path) and not self._has_certificate():
+        if (
+            self._rules.operators_certificate
+            and _is_operators(path)
+            and not self._has_certificate()
+        ):
             raise errors.Forbidden("the operator pages need a client certificate")
         if names & _FORWARDED and not self._trusted:
             self.headers[:] = [each for each in self.headers if each[0] not in _FORWARDED]
+
+    def said_to_pages(self) -> Iterable[tuple[bytes, bytes]]:
+        if self._rules.cors is None:
+            return ()
+        return self._rules.cors.said(origin_of(self.headers), self._path().decode("latin-1"))
 
     def _path(self) -> bytes:
         if self.url.startswith(b"/"):
@@ -181,6 +204,7 @@ class WholeRequests:
         self._app = app
         self._body_s = gateway.limits.body_timeout_s
         self._max_body_bytes = gateway.limits.max_body_bytes
+        self._cors = cross_origin(gateway.cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["raw_path"] == _HEALTH:
@@ -207,6 +231,8 @@ class WholeRequests:
             f"the body did not arrive within {self._body_s:g} s (gateway.limits.body_timeout_s)"
         )
         exchange = Exchange(scope, receive, send)
+        if self._cors is not None:
+            exchange.cors = self._cors.said(exchange.headers.get(b"origin"), exchange.path)
         answer = error_shapes.of_path(exchange.path)(late)
         await exchange.reply(late.status, answer, [(b"connection", b"close")])
 

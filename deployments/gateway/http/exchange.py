@@ -52,7 +52,7 @@ class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
     request's headers were read. `quota_key`: whose share it takes what it holds from.
     `is_large`: it was answered with more than a connection keeps. `request_id`: the caller's, or
-    one made here; every reply carries it."""
+    one made here; every reply carries it. `cors`: what every reply says to pages."""
 
     __slots__ = (
         "_answer_bytes",
@@ -65,6 +65,7 @@ class Exchange:
         "_whole",
         "arrived",
         "client",
+        "cors",
         "headers",
         "is_large",
         "method",
@@ -90,6 +91,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.quota_key = NOBODY
+        self.cors: Iterable[tuple[bytes, bytes]] = ()
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._at_once = EXTENSION in scope.get("extensions", ())
@@ -305,6 +307,7 @@ class Exchange:
             (b"x-request-id", self.request_id),
             *answer.headers,
             *headers,
+            *self.cors,
         ]
         accepts = self.headers.get(b"accept-encoding")
         if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
@@ -329,7 +332,7 @@ class Exchange:
         """The head of an answer whose body comes in chunks of unknown number."""
         self.replied = True
         named = (b"x-request-id", self.request_id)
-        head = [(b"content-type", content_type), named, *headers]
+        head = [(b"content-type", content_type), named, *headers, *self.cors]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def send_chunk(self, data: bytes) -> None:
