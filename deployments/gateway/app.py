@@ -135,7 +135,8 @@ class GatewayApp:
     async def _route(self, exchange: Exchange) -> None:
         route = request_head.match(exchange.path)
         if route is None:
-            raise errors.NotFound(f"no such path: {exchange.path}; GET /docs lists the API")
+            at = exchange.prefix
+            raise errors.NotFound(f"no such path: {at}{exchange.path}; GET {at}/docs lists the API")
         if exchange.method not in route.methods:
             await _refuse_method(exchange, route.methods)
             return

@@ -2,16 +2,20 @@
 
 HAProxy refuses what two readers may understand differently: a request without Host, with two keys,
 with a header name other than letters, digits and dashes, or with a path that climbs or cannot be
-decoded. It removes `Upgrade`. It also bounds connections and unfinished bodies by address, so that
+decoded. It removes `Upgrade`, takes `path_prefix` off a path that has it, and lets pages read its
+refusals as `gateway.cors` says. It bounds connections and unfinished bodies by address, so that
 nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
 four fifths of the connections and half of the places for bodies, because behind a load balancer all
-callers share one. `trusted_proxies` lists whose word for the caller's address is taken. An IPv6
+callers share one. `trusted_proxies` lists whose word for the caller's address is taken: of those
+that `X-Forwarded-For`, or else `Forwarded`, names, the right-most that is no such proxy. An IPv6
 address counts by its first 64 bits: the owner of one network has 2^64 of the rest (RFC 6177).
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
-`req.body_size`. Its answers: docs/security.md.
+`req.body_size`; RFC 7239. Its answers: docs/security.md.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 
@@ -28,7 +32,10 @@ _SOURCES = "headrace-bodies-of-source"
 _ALL = "headrace-bodies"
 _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
 _SOURCE = f"src,{_NETWORK}"
-_CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
+_CALLER = f"var(txn.caller),{_NETWORK}"
+_IS_ADDRESS = "-m ip 0.0.0.0/0 ::/0"
+HOPS = 4  # of trusted proxies, one behind the other (gateway/http/forwarded.py)
+_A_LINE = 16  # words of a list: HAProxy takes 64 a line, of 2,048 characters
 MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
 # By name: status, message, and OpenAI's code (contract/errors.py).
 _REFUSALS = {
@@ -80,8 +87,14 @@ def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
     """The lines below the frontend's `bind`. `connections`: as many as HAProxy takes; `gateways`:
     that it knows."""
     lines = [
+        *_trust(options),
         *_of_connections(options, connections),
-        *_unambiguous(options),
+        *_sizes(),
+        *_from_proxies(options),
+        *_public_path(options),
+        *_for_pages(options),
+        *_unambiguous(),
+        *_of_operators(options),
         "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
         *_of_bodies(options, options.max_requests * max(gateways, 1)),
         *_compression(options),
@@ -102,10 +115,123 @@ def _of_connections(options: HAProxyOptions, connections: int) -> list[str]:
     ]
 
 
-def _unambiguous(options: HAProxyOptions) -> list[str]:
-    """In order: what is refused, then what is said of where it came from."""
+def _sizes() -> list[str]:
+    """Of what the caller sent, before anything is added to it."""
+    return [
+        "http-request set-var(txn.url_bytes) url,length",
+        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+        "http-request set-var(txn.headers) req.fhdr_cnt",
+    ]
+
+
+def _trust(options: HAProxyOptions) -> list[str]:
+    return [f"acl trusted_proxy src {words}" for words in _lines(options.trusted_proxies)]
+
+
+def _from_proxies(options: HAProxyOptions) -> list[str]:
+    """Makes one address of what proxies said of the caller, and one header each of the scheme, host
+    and prefix that it used. Who is not trusted says nothing of them."""
     own = _unless_trusted(options)
     scheme = "https" if options.certificate else "http"
+    said = ("x-forwarded-prefix", "x-forwarded-host", "forwarded")
+    lines = [
+        "http-request set-var(txn.caller) src",
+        f"http-request set-header x-forwarded-proto {scheme}{own}",
+        *(f"http-request del-header {name}{own}" for name in said),
+    ]
+    if options.trusted_proxies:
+        lines += _hops(options)
+        element = "var(txn.element),rfc7239_field"
+        for name, field in (("proto", "proto"), ("host", "host")):
+            lines.append(
+                f"http-request set-header x-forwarded-{name} %[{element}({field})] "
+                f"if {{ {element}({field}) -m found }} !{{ req.hdr(x-forwarded-{name}) -m found }}"
+            )
+        lines.append("http-request del-header forwarded")
+    return [*lines, "http-request set-header x-forwarded-for %[var(txn.caller)]"]
+
+
+def _hops(options: HAProxyOptions) -> list[str]:
+    """From the nearest proxy on: who is named by one that is trusted, until one is not, or names no
+    address. `Forwarded` counts where no `X-Forwarded-For` is there: a proxy that writes the one
+    leaves the other as its caller wrote it."""
+    other = "!{ req.hdr(x-forwarded-for) -m found }"
+    lines, before = [], "trusted_proxy"
+    for hop in range(1, HOPS + 1):
+        # `rfc7239_field` knows names in lower case alone.
+        element = f"req.hdr(forwarded,-{hop}),lower"
+        found = f"{{ var(txn.hop{hop}) {_IS_ADDRESS} }}"
+        lines += [
+            f"http-request set-var(txn.hop{hop}) req.hdr_ip(x-forwarded-for,-{hop}) if {before}",
+            f"http-request set-var(txn.hop{hop}) {element},rfc7239_field(for),rfc7239_n2nn "
+            f"if {before} {other}",
+            f"http-request set-var(txn.caller) var(txn.hop{hop}) if {before} {found}",
+            f"http-request set-var(txn.element) {element} if {before} {found} {other}",
+        ]
+        # In order: a word that is no address ends it, since what stands before it was the caller's.
+        lines += [
+            f"http-request set-var(txn.goes_on{hop}) bool(true) "
+            f"if {before} {found} {{ var(txn.hop{hop}) -m ip {words} }}"
+            for words in _lines(options.trusted_proxies)
+        ]
+        before = f"{{ var(txn.goes_on{hop}) -m bool }}"
+    return lines
+
+
+def _public_path(options: HAProxyOptions) -> list[str]:
+    """Takes the prefix off, and says so to the gateway, which names it in its documents."""
+    if not (prefix := options.path_prefix):
+        return []
+    had = "if { var(txn.prefixed) -m bool }"
+    return [
+        f"http-request set-var(txn.prefixed) bool(true) if {{ path {prefix} }}",
+        f"http-request set-var(txn.prefixed) bool(true) if {{ path_beg {prefix}/ }}",
+        f"http-request set-header x-forwarded-prefix %[req.hdr(x-forwarded-prefix)]{prefix} {had}",
+        f"http-request set-path / if {{ path {prefix} }}",
+        f"http-request set-path %[path,bytes({len(prefix)})] {had} {{ path_beg {prefix}/ }}",
+    ]
+
+
+def _for_pages(options: HAProxyOptions) -> list[str]:
+    """What gateways say to pages of other origins (gateway/http/cors.py), of answers that no
+    gateway gave."""
+    if not options.cors_origins:
+        return []
+    any_origin = options.cors_origins == ("*",)
+    theirs = "!{ path,url_dec -m beg /admin }"
+    own = "if { var(txn.says_page) -m bool }"
+    name = "http-after-response set-header access-control-"
+    lines = [
+        f"http-request set-var(txn.page) req.hdr(origin) if {{ req.hdr(origin) -m str {words} }} "
+        f"{theirs}"
+        for words in _lines(options.cors_origins)
+    ]
+    if any_origin:
+        lines = [
+            f"http-request set-var(txn.page) str(*) if {{ req.hdr(origin) -m found }} {theirs}"
+        ]
+    lines += [
+        "http-after-response set-var(txn.says_page) bool(true) if { var(txn.page) -m found } "
+        "!{ res.hdr(access-control-allow-origin) -m found }",
+        f"{name}allow-origin %[var(txn.page)] {own}",
+        f"{name}expose-headers retry-after {own}",
+    ]
+    if options.cors_credentials:
+        lines.append(f"{name}allow-credentials true {own}")
+    if not any_origin:
+        lines.append(
+            "http-after-response add-header vary Origin if !{ res.hdr(vary) -m str -i origin }"
+        )
+    return lines
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    """A list's words, as many as a line takes."""
+    return [" ".join(words[at : at + _A_LINE]) for at in range(0, len(words), _A_LINE)]
+
+
+def _unambiguous() -> list[str]:
+    """What is refused, since two readers may understand it differently."""
     large = f"{{ var(txn.head_bytes) -m int gt {MAX_HEAD_BYTES} }}"
     long = f"{{ var(txn.url_bytes) -m int gt {MAX_HEAD_BYTES // 2} }}"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
@@ -114,11 +240,9 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
             f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
             for name, text in _SHAPE.items()
         ),
-        "http-request set-var(txn.url_bytes) url,length",
-        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
         _refused("long_url", f"{large} {long}"),
         _refused("large_head", large),
-        _refused("many_headers", f"{{ req.fhdr_cnt gt {MAX_HEADERS} }}"),
+        _refused("many_headers", f"{{ var(txn.headers) -m int gt {MAX_HEADERS} }}"),
         # A load balancer's check may be of HTTP/1.0.
         _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
@@ -128,16 +252,17 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
         _refused("path", "!{ path,url_dec -m found }"),
         # Serve's own list of routes and applications, which needs no key.
         _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
-        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
-        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
-        * bool(options.client_ca and options.operators_only),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
-        f"http-request set-header x-forwarded-for %[src]{own}",
-        f"http-request set-header x-forwarded-proto {scheme}{own}",
-        f"http-request del-header x-forwarded-prefix{own}",
-        "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
+    ]
+
+
+def _of_operators(options: HAProxyOptions) -> list[str]:
+    return [
+        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
+        * bool(options.client_ca and options.operators_only),
     ]
 
 
@@ -202,5 +327,4 @@ def refusal(status: int, message: str, code: str, later: bool | None = None) -> 
 
 
 def _unless_trusted(options: HAProxyOptions) -> str:
-    networks = " ".join(options.trusted_proxies)
-    return f" unless {{ src {networks} }}" if networks else ""
+    return " unless trusted_proxy" if options.trusted_proxies else ""

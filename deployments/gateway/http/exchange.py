@@ -33,7 +33,9 @@ _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
 _MAX_DIGITS = 18
 _NAME = re.compile(rb"[\x20-\x7e]{1,128}")
-_PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
+_PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}){1,32}")
+_AUTHORITY = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_SCHEMES = (b"http", b"https")
 Message = MutableMapping[str, Any]
 _WATCH_AFTER_S = 0.05
 T = TypeVar("T")
@@ -117,11 +119,20 @@ class Exchange:
 
     @property
     def prefix(self) -> str:
-        """The path below which the caller reaches this server, "" for none: a proxy that takes it
-        off the path says so. HAProxy lets nobody write that header whom the settings do not
-        trust."""
+        """The path below which the caller reaches this server, "" for none: who takes it off the
+        path, a trusted proxy or what accepts connections here, says so."""
         said = self.headers.get(b"x-forwarded-prefix", b"").rstrip(b"/")
         return said.decode() if _PREFIX.fullmatch(said) else ""
+
+    @property
+    def base_url(self) -> str:
+        """What the paths of documents follow: with the scheme and the host that the caller used,
+        where a trusted proxy names them; else the path alone, which is right at any host."""
+        host = self.headers.get(b"x-forwarded-host", b"").rpartition(b",")[2].strip()
+        scheme = self.headers.get(b"x-forwarded-proto", b"http").rpartition(b",")[2].strip().lower()
+        if not _AUTHORITY.fullmatch(host) or scheme not in _SCHEMES:
+            return self.prefix or "/"
+        return f"{scheme.decode()}://{host.decode()}{self.prefix}"
 
     @property
     def encoding(self) -> bytes:

@@ -13,6 +13,8 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
 {{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
 {{- $tls := dig "tls" dict $g | default dict -}}
+{{- $cors := dig "cors" dict $g | default dict -}}
+{{- $prefix := dig "path_prefix" "" $g | default "" -}}
 {{- $dynamic := dict
   "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
   "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
@@ -24,6 +26,9 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_THREADS" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
   "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
+  "HEADRACE_HAPROXY_PATH_PREFIX" $prefix
+  "HEADRACE_HAPROXY_CORS_ORIGINS" (dig "origins" list $cors | join " ")
+  "HEADRACE_HAPROXY_CORS_CREDENTIALS" (ternary 1 0 (dig "credentials" false $cors))
 -}}
 {{- $haproxy := dict
   "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
@@ -48,6 +53,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "num_cpus" $num_cpus
   "labels" (dig "labels" dict $g)
   "port" (dig "port" $d.port $g)
+  "public_path" (default "/" $prefix)
   "metrics_port" (dig "metrics_port" $d.metrics_port $g)
   "haproxy_is_reached" (not (or (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
   "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
