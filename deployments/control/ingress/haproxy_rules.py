@@ -255,6 +255,7 @@ def _unambiguous() -> list[str]:
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
+        "http-request del-header http2-settings",
     ]
 
 
