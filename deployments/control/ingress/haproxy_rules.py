@@ -30,6 +30,9 @@ _CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so
 _RETRY_AFTER_S = 1
 _SOURCES = "headrace-bodies-of-source"
 _ALL = "headrace-bodies"
+_STREAMS_OF_SOURCE, _STREAMS = "headrace-streams-of-source", "headrace-streams"
+MAX_STREAMS = 100  # of a connection that speaks HTTP/2 (RFC 9113 §6.5.2 advises as many at least)
+COUNTERS = 5  # that rules of one request may use; HAProxy's own number is 3
 _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
 _SOURCE = f"src,{_NETWORK}"
 _CALLER = f"var(txn.caller),{_NETWORK}"
@@ -49,6 +52,7 @@ _REFUSALS = {
     "many_headers": (431, f"the request has more than {MAX_HEADERS} headers",
                      "headers_too_large"),
     "certificate": (403, "the operator pages need a client certificate", "forbidden"),
+    "streams": (503, "too many requests are on their way; send it again", "overloaded"),
     "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
 }  # fmt: skip
 # What stands around a message in OpenAI's error object, on paths of its API; elsewhere nothing
@@ -61,22 +65,26 @@ _SHAPE = {
     "end": '"}',
 }
 _TYPES = {403: "permission_error"}
-# Of unfinished bodies that are counted: requests, by where they come from and of all.
+# Of unfinished bodies, and of HTTP/2's streams: requests, by where they come from and of all.
 TABLES = f"""\
 backend {_SOURCES}
     stick-table type ipv6 size 100k expire 60s store conn_cur
 backend {_ALL}
     stick-table type integer size 1 expire 60s store conn_cur
+backend {_STREAMS_OF_SOURCE}
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+backend {_STREAMS}
+    stick-table type integer size 1 expire 60s store conn_cur
 """
 
 
 def listening(options: HAProxyOptions, combined: str) -> str:
-    """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
-    HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
-    words = f"proto h1 tcp-ut {_CALLER_SILENCE_S}s"
+    """What stands behind the frontend's address. Without TLS HTTP/1.1 alone: HAProxy would take
+    HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
+    words = f"tcp-ut {_CALLER_SILENCE_S}s"
     if not options.certificate:
-        return words
-    words += f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn http/1.1"
+        return f"proto h1 {words}"
+    words += f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn h2,http/1.1"
     if options.client_ca:
         verify = "optional" if options.operators_only else "required"
         words += f" ca-file {options.client_ca} verify {verify}"
@@ -95,6 +103,7 @@ def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
         *_for_pages(options),
         *_unambiguous(),
         *_of_operators(options),
+        *_of_streams(options, connections),
         "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
         *_of_bodies(options, options.max_requests * max(gateways, 1)),
         *_compression(options),
@@ -112,6 +121,24 @@ def _of_connections(options: HAProxyOptions, connections: int) -> list[str]:
         f"tcp-request connection track-sc0 {_SOURCE}{own}",
         *bound,
         f"tcp-request connection reject if {{ fe_conn gt {taken} }} {{ sc0_conn_cur gt {share} }}",
+    ]
+
+
+def _of_streams(options: HAProxyOptions, connections: int) -> list[str]:
+    """Of HTTP/2, which TLS alone lets in: streams are held as connections are, since one that sends
+    nothing takes as much memory. HAProxy counts a stream until it is done with it, also after its
+    caller has reset it, so resets make no room for more (CVE-2023-44487)."""
+    if not options.certificate:
+        return []
+    of_source = f"sc_conn_cur(3,{_STREAMS_OF_SOURCE})"
+    of_all = f"sc_conn_cur(4,{_STREAMS})"
+    taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
+    http2 = "{ fc_http_major 2 }"
+    return [
+        f"http-request track-sc3 {_CALLER} table {_STREAMS_OF_SOURCE} if {http2}",
+        f"http-request track-sc4 int(0) table {_STREAMS} if {http2}",
+        _refused("streams", f"{http2} {{ {of_all} gt {connections} }}"),
+        _refused("streams", f"{http2} {{ {of_all} gt {taken} }} {{ {of_source} gt {share} }}"),
     ]
 
 
@@ -292,17 +319,21 @@ def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
     # quarter stays for requests that are whole. A count ends with the request, not with its body:
     # HAProxy has no rule for that.
     of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
+    no_length = "http-request set-var(txn.no_length) bool(true) if"
     return [
-        "acl chunked_body req.hdr(transfer-encoding) -m found",
+        f"{no_length} {{ req.hdr(transfer-encoding) -m found }}",
+        # HTTP/2 has no chunks; a request that has no body is whole at once.
+        f"{no_length} {{ fc_http_major 2 }} !{{ req.hdr(content-length) -m found }}",
+        "acl no_length var(txn.no_length) -m bool",
         f"http-request wait-for-body time {options.body_s}s "
-        f"if {{ req.body_size 1:{options.max_body_bytes} }} or chunked_body",
+        f"if {{ req.body_size 1:{options.max_body_bytes} }} or no_length",
         "http-request set-var(txn.body_here) req.body_len",
         "http-request set-var(txn.body_missing) req.body_size,sub(txn.body_here)",
         "acl unfinished var(txn.body_missing) -m int gt 0",
         f"acl much_here req.body_len gt {_CHUNKED_BYTES}",
         *(
             f"http-request track-{which} table {table} if {what}"
-            for what in ("unfinished", "chunked_body much_here")
+            for what in ("unfinished", "no_length much_here")
             for which, table in ((f"sc1 {_CALLER}", _SOURCES), ("sc2 int(0)", _ALL))
         ),
         _refused(

@@ -155,6 +155,10 @@ def edits(options: HAProxyOptions, gateways: int = 0, combined: str = "") -> tup
         Edit("connections fit the open files of this node", "global",
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
+                       f"    tune.stick-counters {haproxy_rules.COUNTERS}\n"
+                       f"    tune.h2.fe.max-concurrent-streams {haproxy_rules.MAX_STREAMS}\n"
+                       # HTTP/2 offers no WebSocket (RFC 8441): nothing upgrades.
+                       "    h2-workaround-bogus-websocket-clients\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"),
         Edit("HAProxy has as many threads as the settings say", "global",
