@@ -135,8 +135,9 @@ class GatewayApp:
     async def _route(self, exchange: Exchange) -> None:
         route = request_head.match(exchange.path)
         if route is None:
-            at = exchange.prefix
-            raise errors.NotFound(f"no such path: {at}{exchange.path}; GET {at}/docs lists the API")
+            at, why = exchange.prefix, request_head.not_served(exchange.path)
+            why = why or f"GET {at}/docs lists the API"
+            raise errors.NotFound(f"no such path: {at}{exchange.path}; {why}")
         if exchange.method not in route.methods:
             await _refuse_method(exchange, route.methods)
             return

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.gateway.http.body import (
+    COMPRESSIONS,
     MIN_BYTES_PER_S,
     SLOW_GRACE_S,
     ArrivingBodies,
@@ -364,8 +365,8 @@ class GatewayServices:
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self._threshold:
             return await exchange.body(self.limits)
-        if encoding not in (b"gzip", b"identity"):
-            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
+        if encoding not in COMPRESSIONS and encoding != b"identity":
+            raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
         limits = self.limits.within(bound())
         exchange.check_length(limits)
         return await exchange.body(limits)
@@ -376,7 +377,7 @@ class GatewayServices:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
         size = bound()
-        inflation = Inflation(body, self.limits.within(size), size)
+        inflation = Inflation(body, self.limits.within(size), size, exchange.encoding)
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)
         exchange.hold(inflation.size_bytes, self.limits.room)

@@ -191,6 +191,21 @@ _ACTIONS = {
 _V1_ACTIONS = ("predict", "classify")
 
 
+# Of Triton's HTTP extensions that change the server: who sets what they set.
+_TRITONS = (
+    (re.compile(r"/v2/(models/[^/]+/)?trace/setting"), "spans are set up by gateway.tracing"),
+    (re.compile(r"/v2/logging"), "logs are set up by gateway.log"),
+    (re.compile(r"/v2/repository/models/[^/]+/(un)?load"),
+     "models come and go by `headrace apply` and `headrace deploy`"),
+    (re.compile(r"/v2/cudasharedmemory(/.*)?"), "memory of devices is not shared with callers"),
+)  # fmt: skip
+
+
+def not_served(path: str) -> str:
+    """What else to say of a path that has no route; "" for nothing."""
+    return next((why for form, why in _TRITONS if form.fullmatch(path)), "")
+
+
 _LONGEST_KEPT = 256
 
 

@@ -363,6 +363,42 @@ async def test_gzip_is_bounded_and_must_be_whole(stand: Stand, body: bytes, stat
 
 
 @pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"not deflate", 400),
+        (zlib.compress(GOOD)[:-3], 400),
+        (zlib.compress(GOOD) + b"x", 400),
+        (gzip.compress(GOOD, mtime=0), 400),
+        (zlib.compress(b" " * (4 * 4096 + 1)), 413),
+        (zlib.compress(b" " * 2_000_000), 413),
+    ],
+)
+async def test_deflate_is_bounded_and_must_be_whole(stand: Stand, body: bytes, status: int) -> None:
+    answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"deflate")], body)
+    assert answer.status == status
+    assert status != 400 or "deflate" in oip_message(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v2/trace/setting", "gateway.tracing"),
+        ("POST", "/v2/models/device/trace/setting", "gateway.tracing"),
+        ("GET", "/v2/logging", "gateway.log"),
+        ("POST", "/v2/repository/models/device/load", "headrace apply"),
+        ("POST", "/v2/repository/models/device/unload", "headrace apply"),
+        ("GET", "/v2/cudasharedmemory/status", "memory of devices"),
+        ("GET", "/v2/loggings", "GET /docs lists the API"),
+    ],
+)
+async def test_tritons_calls_that_change_a_server_are_told_who_does(
+    stand: Stand, method: str, path: str, said: str
+) -> None:
+    answer = await ask(stand.app, method, path)
+    assert (answer.status, said in oip_message(answer)) == (404, True)
+
+
+@pytest.mark.parametrize(
     ("body", "status"), [(b"", 200), (b'{"ready": true}', 200), (b"{", 400), (b"x" * 4097, 413)]
 )
 async def test_the_repository_index_takes_a_small_json_body(
