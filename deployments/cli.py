@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployments.process.loopback import keep_loopback_direct
+from deployments.process.loopback import authority, keep_loopback_direct
 from deployments.tools.commands import (
     COMMANDS,
     FILE,
@@ -315,7 +315,7 @@ def summary(settings: Settings) -> str:
     parts = [f"{_count(len(models), 'model')} ({', '.join(models)})"]
     if tenants:
         parts.append(f"{_count(len(tenants), 'tenant')} ({', '.join(tenants)})")
-    parts.append(f"http://{settings.gateway.host}:{settings.gateway.port}")
+    parts.append(f"http://{authority(settings.gateway.host, settings.gateway.port)}")
     return "ok: " + ", ".join(parts)
 
 

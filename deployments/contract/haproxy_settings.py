@@ -49,6 +49,14 @@ DYNAMIC: dict[str, tuple[str, Callable[[GatewaySettings], object]]] = {
     "HEADRACE_HAPROXY_GRPC_IDLE_S": (
         "gateway.grpc.idle_s", lambda g: math.ceil(g.grpc.idle_s) if g.grpc else ""
     ),
+    "HEADRACE_HAPROXY_PATH_PREFIX": ("gateway.path_prefix", lambda g: g.path_prefix or ""),
+    "HEADRACE_HAPROXY_CORS_ORIGINS": (
+        "gateway.cors.origins: whose pages may read HAProxy's own refusals",
+        lambda g: " ".join(g.cors.origins) if g.cors else "",
+    ),
+    "HEADRACE_HAPROXY_CORS_CREDENTIALS": (
+        "gateway.cors.credentials", lambda g: int(g.cors is not None and g.cors.credentials)
+    ),
 }  # fmt: skip
 """Variables of `headrace-haproxy`, by name: what each is for, and its value."""
 

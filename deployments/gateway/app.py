@@ -28,10 +28,12 @@ from deployments.gateway.http.codecs import (
     PredictCodec,
     SparseCodec,
 )
+from deployments.gateway.http.cors import METHOD, NO_CORS, cross_origin, is_preflight
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
-from deployments.gateway.http.request_head import NO_CORS, HeadChecks, Route
+from deployments.gateway.http.protocols.tensors import Encoded
+from deployments.gateway.http.request_head import HeadChecks, Route
 from deployments.gateway.inputs.external import ExternalStage
 from deployments.gateway.inputs.region_pages import RegionPages
 from deployments.gateway.models.catalogue import Catalogue
@@ -64,6 +66,7 @@ _ARROW_CODECS: dict[str, Codec] = {
     "infer": ArrowInferCodec(),
     "embeddings": ArrowEmbeddingsCodec("openai", "embedding"),
 }
+_PREFLIGHT = Encoded(b"", b"text/plain")  # 204 has no length, which every answer here has
 logger = logging.getLogger("headrace.gateway")
 
 
@@ -93,6 +96,7 @@ class GatewayApp:
         self._connection = telemetry.connection
         self._turned_away = telemetry.turned_away
         self._heads = heads
+        self._cors = heads.cors
         self._disconnects = DisconnectWatch()
         self._grpc: GrpcCalls | None = None
 
@@ -126,6 +130,13 @@ class GatewayApp:
     ) -> None:
         self._connection(exchange.client)
         try:
+            if self._cors is not None:
+                origin = exchange.headers.get(b"origin")
+                exchange.cors = self._cors.said(origin, exchange.path)
+                if is_preflight(exchange.method, exchange.headers):
+                    asked = self._cors.preflight(exchange.headers, exchange.path)
+                    await exchange.reply(200, _PREFLIGHT, asked)
+                    return
             self._heads.check(exchange, headers)
             await answer()
         except errors.CallerLeft:
@@ -147,7 +158,9 @@ class GatewayApp:
     async def _route(self, exchange: Exchange) -> None:
         route = request_head.match(exchange.path)
         if route is None:
-            raise errors.NotFound(f"no such path: {exchange.path}; GET /docs lists the API")
+            at, why = exchange.prefix, request_head.not_served(exchange.path)
+            why = why or f"GET {at}/docs lists the API"
+            raise errors.NotFound(f"no such path: {at}{exchange.path}; {why}")
         if exchange.method not in route.methods:
             await _refuse_method(exchange, route.methods)
             return
@@ -166,7 +179,7 @@ class GatewayApp:
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
     said = f"{exchange.path} accepts {' or '.join(methods)} only"
-    if b"access-control-request-method" in exchange.headers:  # a browser's preflight
+    if METHOD in exchange.headers:  # a browser's preflight
         said = NO_CORS
     error = errors.MethodNotAllowed(said)
     allow = (b"allow", ", ".join(methods).encode())
@@ -209,7 +222,8 @@ def assembled(
     services.external = external = ExternalStage(services, tenants, settings)
     pages = Pages(models, telemetry, tenants, settings.priorities)
     operator = OperatorPages(registry, tenants, telemetry.used)
-    heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
+    cors = cross_origin(settings.cors)
+    heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys, cors)
     rollouts = GatewayRollouts(models, pool, len(settings.priorities))
     others = operator, RegionPages(services, tenants, external)
     app = GatewayApp(services, rollouts, pages, others, telemetry, heads)

@@ -203,7 +203,7 @@ class Pages:
         return 200, Encoded(body, content_type.encode())
 
     def _openapi(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
-        document = openapi.document(self._seen_by(who), exchange.prefix or "/", self._priorities)
+        document = openapi.document(self._seen_by(who), exchange.base_url, self._priorities)
         return 200, Encoded(document)
 
 

@@ -22,6 +22,7 @@ from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import (
+    COMPRESSIONS,
     MIN_BYTES_PER_S,
     SLOW_GRACE_S,
     ArrivingBodies,
@@ -387,7 +388,7 @@ class GatewayServices:
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self._threshold:
             return await exchange.body(self.limits)
-        if encoding not in (b"gzip", b"deflate", b"identity"):
+        if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
         limits = self.limits.within(bound())
         exchange.check_length(limits)

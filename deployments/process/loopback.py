@@ -42,6 +42,16 @@ def _with_loopback(listed: str) -> str:
     return ",".join(dict.fromkeys([*hosts, *_HOSTS]))
 
 
+def reached_at(host: str) -> str:
+    """The address at which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+
+
+def authority(host: str, port: int) -> str:
+    """As a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def keep_replica_calls_local() -> None:
     """Make this process's replica listen on its node's address, if that is a loopback address."""
     import ray

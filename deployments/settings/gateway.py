@@ -49,7 +49,12 @@ PRIORITIES = ("interactive", "standard", "bulk")
 MAX_PRIORITIES = 16
 _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
-_PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}$"
+# First parts of the paths that are served without a prefix, too (gateway/http/request_head.py).
+OWN_PATHS = frozenset(
+    ("-", "admin", "classify", "docs", "embed_sparse", "healthz", "metrics", "openapi.json",
+     "pooling", "readyz", "rerank", "v1", "v2")
+)  # fmt: skip
+_PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$"
 
 
 def _network(value: Any) -> Any:
@@ -63,8 +68,15 @@ HostName = Annotated[str, StringConstraints(pattern=r"^(\*|(\*\.)?[a-z0-9-]+(\.[
 Network = Annotated[str, BeforeValidator(_network)]
 HostAndPort = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*:[0-9]{1,5}$")]
 Origin = Annotated[
-    str, StringConstraints(pattern=r"^(\*|https?://[a-z0-9-]+(\.[a-z0-9-]+)*(:[0-9]{1,5})?)$")
+    str,
+    StringConstraints(
+        pattern=r"^(\*|https?://([a-z0-9-]+(\.[a-z0-9-]+)*|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?)$",
+        max_length=270,
+    ),
 ]
+ANY_ORIGIN = "*"
+_MAX_ORIGINS = 200
+_DEFAULT_PORT = re.compile(r"http:.*:80|https:.*:443")
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 
 
@@ -254,6 +266,28 @@ class CorsSettings(Section):
         description="Whether browsers may send cookies and client certificates.",
     )
 
+    @model_validator(mode="after")
+    def _origins_are_what_browsers_send(self) -> CorsSettings:
+        if not 1 <= len(self.origins) <= _MAX_ORIGINS:
+            raise wrong(f"must be a list of 1 to {_MAX_ORIGINS} origins", "origins")
+        if ANY_ORIGIN in self.origins and len(self.origins) > 1:
+            raise wrong("has `*` beside others; must be `*` alone, or a list of origins", "origins")
+        if ANY_ORIGIN in self.origins and self.credentials:
+            raise wrong(
+                "is `*`, which lets no browser send credentials; must be a list of origins, or "
+                "gateway.cors.credentials must be false",
+                "origins",
+            )
+        for position, origin in enumerate(self.origins):
+            if _DEFAULT_PORT.fullmatch(origin):
+                raise wrong(
+                    "names its scheme's own port, which browsers leave out; must be "
+                    f"{origin.rpartition(':')[0]}",
+                    "origins",
+                    position,
+                )
+        return self
+
 
 class GatewaySettings(Section):
     replicas: int = Field(
@@ -376,10 +410,13 @@ class GatewaySettings(Section):
         "numbers shrink to 60 % of their length, so it pays over networks slower than 500 Mbit/s. "
         "HAProxy does not compress while it is busy for more than half of the time.",
     )
-    path_prefix: Annotated[str, StringConstraints(pattern=_PATH_PREFIX)] | None = Field(
-        default=None,
-        examples=["/inference"],
-        description="Path below which callers reach this server. Unset: none.",
+    path_prefix: Annotated[str, StringConstraints(pattern=_PATH_PREFIX, max_length=128)] | None = (
+        Field(
+            default=None,
+            examples=["/inference"],
+            description="Path below which callers reach this server, as well as without it. Unset: "
+            "none.",
+        )
     )
     cors: CorsSettings | None = Field(
         default=None, description="Calls from pages of other origins. Unset: refused."
@@ -413,6 +450,16 @@ class GatewaySettings(Section):
         default_factory=TracingSettings, description="OpenTelemetry spans."
     )
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged and how.")
+
+    @model_validator(mode="after")
+    def _prefix_is_no_path_of_ours(self) -> GatewaySettings:
+        first = (self.path_prefix or "").split("/")[1:2]
+        if first and first[0] in OWN_PATHS:
+            raise wrong(
+                f"begins with /{first[0]}, which has this server's own paths; must begin otherwise",
+                "path_prefix",
+            )
+        return self
 
     @model_validator(mode="after")
     def _direct_is_one_gateway(self) -> GatewaySettings:

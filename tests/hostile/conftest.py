@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,15 +39,24 @@ from deployments.gateway.http.direct_server import DirectServer
 from deployments.settings.gateway import GatewaySettings
 
 MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 1000}}
-GATEWAY = {"limits": {"max_body_bytes": 400_000, "body_timeout_s": 1}}
+GATEWAY: dict[str, dict[str, float]] = {"limits": {"max_body_bytes": 400_000, "body_timeout_s": 1}}
 EDGE = {"BODY_S": 2, "HEADERS_S": 1, "MAX_BODY_BYTES": 400_000}
 
 
 class Servers:
-    """On a loop of their own. `build`: makes the gateway; `told`: HAProxy's options."""
+    """On a loop of their own. `build`: makes the gateway; `told`: HAProxy's options; `limits`: of
+    the server for callers beside it."""
 
-    def __init__(self, folder: Path, build: Callable[[], Stand], told: dict[str, object]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        build: Callable[[], Stand],
+        told: dict[str, object],
+        limits: dict[str, float] = GATEWAY["limits"],
+    ) -> None:
+        self._limits = limits
         self._arrived: list[tuple[str, list[tuple[bytes, bytes]]]] = []
+        self.connections: set[tuple[str, int]] = set()  # by which they arrived
         self._folder = folder
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -83,7 +93,7 @@ class Servers:
             "certificate": told["CERTIFICATE"], "key": told["KEY"],
             "client_ca": told["CLIENT_CA"], "client_ca_for": "operators",
         } if "KEY" in told else None  # fmt: skip
-        limits = GATEWAY["limits"] | {"headers_timeout_s": 1, "body_timeout_s": 2}
+        limits = self._limits | {"headers_timeout_s": 1, "body_timeout_s": 2}
         gateway = GatewaySettings.model_validate({"limits": limits, "tls": tls})
         server = DirectServer(self._kept(stand.app), gateway)
         await server.start(str(path))
@@ -94,6 +104,7 @@ class Servers:
         async def keeping(scope: Any, receive: Any, send: Any) -> None:
             # The list itself: what is added to it later is seen, too.
             self._arrived.append((scope["path"], scope["headers"]))
+            self.connections.add(scope["client"])
             await app(scope, receive, send)
 
         return keeping
@@ -116,6 +127,17 @@ def until_answered(target: Target) -> None:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("hostile")
     found = Servers(folder, lambda: Stand({"device": MODEL}, folder, gateway=GATEWAY), EDGE)
+    until_answered(found.edge)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """As `servers`, which take no body of a megabyte."""
+    folder, limits = tmp_path_factory.mktemp("roomy"), {"max_body_bytes": 2 << 20}
+    build = partial(Stand, {"device": MODEL}, folder, gateway={"limits": limits})
+    found = Servers(folder, build, EDGE | {"MAX_BODY_BYTES": 2 << 20}, limits)
     until_answered(found.edge)
     yield found
     found.close()

@@ -65,8 +65,9 @@ def frontend(
         f"timeout client {max(options.grpc_idle_s, options.body_s)}s",
         *(f"http-error status {status} {_own(status)}" for status in _OWN),
         *rules.of_connections(options, connections),
+        *rules.sizes(),
+        *rules.from_proxies(options, "https" if encrypted else "http"),
         *_refused_at_once(),
-        *rules.of_origin(options, "https" if encrypted else "http"),
         rules.NO_REPLAY,
         # What was sent to a gateway may have run.
         f"http-request set-var(txn.pushback) int({_LATER_MS})",
@@ -128,9 +129,8 @@ def _refused_at_once() -> list[str]:
         "http-request return status 405 hdr allow POST if !METH_POST",
         "http-request return status 415 if !{ req.hdr(content-type) -m reg -i"
         r" ^application/grpc(\+proto)?(;.*)?$ }",
-        *rules.HEAD_BYTES,
         _refused(_EXHAUSTED, head, large),
-        _refused(_EXHAUSTED, many, f"{{ req.fhdr_cnt gt {rules.MAX_HEADERS} }}"),
+        _refused(_EXHAUSTED, many, f"{{ var(txn.headers) -m int gt {rules.MAX_HEADERS} }}"),
         _refused(_INVALID, "a request must name its authority", "!{ req.hdr(host) -m found }"),
         _refused(_INVALID, "a request may have one authorization entry",
                  "{ req.fhdr_cnt(authorization) gt 1 }"),

@@ -31,6 +31,9 @@ _RULES = {  # by option or its type: what a value looks like, and that in words
     "source_connections": (r"[0-9]{1,10}", "a whole number from 0"),
     "int": (r"(?=.{1,10}$)0*[1-9][0-9]*", "a whole number from 1"),
     "bool": (r"[01]", "0 or 1"),
+    "trusted_proxies": (r"[0-9a-fA-F.:]+(/\d{1,3})?", "networks such as 10.0.0.0/8"),
+    "cors_origins": (r"\*|https?://[0-9a-z.:\[\]-]+", "origins such as https://a.example"),
+    "path_prefix": (r"(/[0-9A-Za-z_~-][0-9A-Za-z._~-]*)+", "a path such as /inference"),
 }
 
 
@@ -61,6 +64,9 @@ class HAProxyOptions(NamedTuple):
     grpc_port: int = 0  # 0: none
     grpc_idle_s: int = 3600  # on a stream, of both sides
     grpc_tls: bool = True  # where there is a certificate
+    path_prefix: str = ""  # that is taken off paths which have it; "": none
+    cors_origins: tuple[str, ...] = ()  # whose pages may read refusals; "*": any
+    cors_credentials: bool = False  # and with credentials
 
     @property
     def places(self) -> int:
@@ -83,11 +89,10 @@ def _option(environ: Mapping[str, str], name: str, default: Any) -> Any:
     if not value or name == "program":
         return value or default
     if isinstance(default, tuple):
-        for network in value.split():
-            if not re.fullmatch(r"[0-9a-fA-F.:]+(/\d{1,3})?", network):
-                raise HAProxyConfigError(
-                    f"{variable} has {network!r}; must be networks such as 10.0.0.0/8"
-                )
+        pattern, rule = _RULES[name]
+        for word in value.split():
+            if not re.fullmatch(pattern, word):
+                raise HAProxyConfigError(f"{variable} has {word!r}; must be {rule}")
         return tuple(value.split())
     kind = name if name in _RULES else type(default).__name__
     pattern, rule = _RULES.get(kind, _RULES["file"])

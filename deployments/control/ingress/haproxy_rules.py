@@ -2,16 +2,20 @@
 
 HAProxy refuses what two readers may understand differently: a request without Host, with two keys,
 with a header name other than letters, digits and dashes, or with a path that climbs or cannot be
-decoded. It removes `Upgrade`. It also bounds connections and unfinished bodies by address, so that
+decoded. It removes `Upgrade`, takes `path_prefix` off a path that has it, and lets pages read its
+refusals as `gateway.cors` says. It bounds connections and unfinished bodies by address, so that
 nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
 four fifths of the connections and half of the places for bodies, because behind a load balancer all
-callers share one. `trusted_proxies` lists whose word for the caller's address is taken. An IPv6
+callers share one. `trusted_proxies` lists whose word for the caller's address is taken: of those
+that `X-Forwarded-For`, or else `Forwarded`, names, the right-most that is no such proxy. An IPv6
 address counts by its first 64 bits: the owner of one network has 2^64 of the rest (RFC 6177).
 Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
-`req.body_size`. Its answers: docs/security.md.
+`req.body_size`; RFC 7239. Its answers: docs/security.md.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 
@@ -24,12 +28,19 @@ BUFFER_BYTES = 32_768
 PARSED_HEADERS = 256  # for the same reason; HAProxy's own is 101, the first line included
 _CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
 _CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so long
+ACKNOWLEDGED = f"tcp-ut {_CALLER_SILENCE_S}s"
 _RETRY_AFTER_S = 1
 _SOURCES = "headrace-bodies-of-source"
 _ALL = "headrace-bodies"
+_STREAMS_OF_SOURCE, _STREAMS = "headrace-streams-of-source", "headrace-streams"
+MAX_STREAMS = 100  # of a connection that speaks HTTP/2 (RFC 9113 §6.5.2 advises as many at least)
+COUNTERS = 5  # that rules of one request may use; HAProxy's own number is 3
 _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of IPv6
 _SOURCE = f"src,{_NETWORK}"
-_CALLER = f"req.hdr_ip(x-forwarded-for,-1),{_NETWORK}"
+_CALLER = f"var(txn.caller),{_NETWORK}"
+_IS_ADDRESS = "-m ip 0.0.0.0/0 ::/0"
+HOPS = 4  # of trusted proxies, one behind the other (gateway/http/forwarded.py)
+_A_LINE = 16  # words of a list: HAProxy takes 64 a line, of 2,048 characters
 MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
 # By name: status, message, and OpenAI's code (contract/errors.py).
 _REFUSALS = {
@@ -43,13 +54,10 @@ _REFUSALS = {
     "many_headers": (431, f"the request has more than {MAX_HEADERS} headers",
                      "headers_too_large"),
     "certificate": (403, "the operator pages need a client certificate", "forbidden"),
+    "streams": (503, "too many requests are on their way; send it again", "overloaded"),
     "bodies": (503, "too many large bodies are on their way; send it again", "overloaded"),
 }  # fmt: skip
 NO_REPLAY = "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }"
-HEAD_BYTES = (
-    "http-request set-var(txn.url_bytes) url,length",
-    "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
-)
 OWN_REFUSALS = {
     400: ("the request is malformed", "invalid_request"),
     403: ("names of headers have letters, digits and dashes alone", "forbidden"),
@@ -72,22 +80,25 @@ _SHAPE = {
     "end": '"}',
 }
 _TYPES = {403: "permission_error"}
-# Of unfinished bodies that are counted: requests, by where they come from and of all.
+# Of unfinished bodies, and of HTTP/2's streams: requests, by where they come from and of all.
 TABLES = f"""\
 backend {_SOURCES}
     stick-table type ipv6 size 100k expire 60s store conn_cur
 backend {_ALL}
     stick-table type integer size 1 expire 60s store conn_cur
+backend {_STREAMS_OF_SOURCE}
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+backend {_STREAMS}
+    stick-table type integer size 1 expire 60s store conn_cur
 """
 
 
 def listening(options: HAProxyOptions, combined: str) -> str:
-    """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
-    HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
-    words = bound_as("h1")
+    """What stands behind the frontend's address. Without TLS HTTP/1.1 alone: HAProxy would take
+    HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
     if not options.certificate:
-        return words
-    words += encrypted("http/1.1", combined)
+        return bound_as("h1")
+    words = f"{ACKNOWLEDGED}{encrypted('h2,http/1.1', combined)}"
     if options.client_ca:
         verify = "optional" if options.operators_only else "required"
         words += f" ca-file {options.client_ca} verify {verify}"
@@ -95,7 +106,7 @@ def listening(options: HAProxyOptions, combined: str) -> str:
 
 
 def bound_as(protocol: str) -> str:
-    return f"proto {protocol} tcp-ut {_CALLER_SILENCE_S}s"
+    return f"proto {protocol} {ACKNOWLEDGED}"
 
 
 def encrypted(protocol: str, combined: str) -> str:
@@ -109,7 +120,13 @@ def frontend(options: HAProxyOptions, connections: int, gateways: int) -> str:
         *(f"http-error {own_refusal(status)}" for status in OWN_REFUSALS),
         "stick-table type ipv6 size 100k expire 60s store conn_cur",
         *of_connections(options, connections),
-        *_unambiguous(options),
+        *sizes(),
+        *from_proxies(options, "https" if options.certificate else "http"),
+        *_public_path(options),
+        *_for_pages(options),
+        *_unambiguous(),
+        *_of_operators(options),
+        *_of_streams(options, connections),
         NO_REPLAY,
         *_of_bodies(options, options.max_requests * max(gateways, 1)),
         *_compression(options),
@@ -129,6 +146,7 @@ def of_connections(options: HAProxyOptions, connections: int) -> list[str]:
         other = [f"tcp-request connection set-var(sess.grpc) fe_conn({GRPC_FRONTEND})"]
         held += ",add(sess.grpc)"
     return [
+        *_trust(options),
         f"tcp-request connection track-sc0 {_SOURCE} table {FRONTEND}{own}",
         *bound,
         *other,
@@ -136,8 +154,140 @@ def of_connections(options: HAProxyOptions, connections: int) -> list[str]:
     ]
 
 
-def _unambiguous(options: HAProxyOptions) -> list[str]:
-    """In order: what is refused, then what is said of where it came from."""
+def _of_streams(options: HAProxyOptions, connections: int) -> list[str]:
+    """Of HTTP/2, which TLS alone lets in: streams are held as connections are, since one that sends
+    nothing takes as much memory. HAProxy counts a stream until it is done with it, also after its
+    caller has reset it, so resets make no room for more (CVE-2023-44487)."""
+    if not options.certificate:
+        return []
+    of_source = f"sc_conn_cur(3,{_STREAMS_OF_SOURCE})"
+    of_all = f"sc_conn_cur(4,{_STREAMS})"
+    taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
+    http2 = "{ fc_http_major 2 }"
+    return [
+        f"http-request track-sc3 {_CALLER} table {_STREAMS_OF_SOURCE} if {http2}",
+        f"http-request track-sc4 int(0) table {_STREAMS} if {http2}",
+        _refused("streams", f"{http2} {{ {of_all} gt {connections} }}"),
+        _refused("streams", f"{http2} {{ {of_all} gt {taken} }} {{ {of_source} gt {share} }}"),
+    ]
+
+
+def sizes() -> list[str]:
+    """Of what the caller sent, before anything is added to it."""
+    return [
+        "http-request set-var(txn.url_bytes) url,length",
+        "http-request set-var(txn.head_bytes) req.hdrs,length,add(txn.url_bytes)",
+        "http-request set-var(txn.headers) req.fhdr_cnt",
+    ]
+
+
+def _trust(options: HAProxyOptions) -> list[str]:
+    return [f"acl trusted_proxy src {words}" for words in _lines(options.trusted_proxies)]
+
+
+def from_proxies(options: HAProxyOptions, scheme: str) -> list[str]:
+    """Makes one address of what proxies said of the caller, and one header each of the scheme, host
+    and prefix that it used. Who is not trusted says nothing of them."""
+    own = _unless_trusted(options)
+    said = ("x-forwarded-prefix", "x-forwarded-host", "forwarded")
+    lines = [
+        "http-request set-var(txn.caller) src",
+        f"http-request set-header x-forwarded-proto {scheme}{own}",
+        *(f"http-request del-header {name}{own}" for name in said),
+    ]
+    if options.trusted_proxies:
+        lines += _hops(options)
+        element = "var(txn.element),rfc7239_field"
+        for name, field in (("proto", "proto"), ("host", "host")):
+            lines.append(
+                f"http-request set-header x-forwarded-{name} %[{element}({field})] "
+                f"if {{ {element}({field}) -m found }} !{{ req.hdr(x-forwarded-{name}) -m found }}"
+            )
+        lines.append("http-request del-header forwarded")
+    return [*lines, "http-request set-header x-forwarded-for %[var(txn.caller)]"]
+
+
+def _hops(options: HAProxyOptions) -> list[str]:
+    """From the nearest proxy on: who is named by one that is trusted, until one is not, or names no
+    address. `Forwarded` counts where no `X-Forwarded-For` is there: a proxy that writes the one
+    leaves the other as its caller wrote it."""
+    other = "!{ req.hdr(x-forwarded-for) -m found }"
+    lines, before = [], "trusted_proxy"
+    for hop in range(1, HOPS + 1):
+        # `rfc7239_field` knows names in lower case alone.
+        element = f"req.hdr(forwarded,-{hop}),lower"
+        found = f"{{ var(txn.hop{hop}) {_IS_ADDRESS} }}"
+        lines += [
+            f"http-request set-var(txn.hop{hop}) req.hdr_ip(x-forwarded-for,-{hop}) if {before}",
+            f"http-request set-var(txn.hop{hop}) {element},rfc7239_field(for),rfc7239_n2nn "
+            f"if {before} {other}",
+            f"http-request set-var(txn.caller) var(txn.hop{hop}) if {before} {found}",
+            f"http-request set-var(txn.element) {element} if {before} {found} {other}",
+        ]
+        # In order: a word that is no address ends it, since what stands before it was the caller's.
+        lines += [
+            f"http-request set-var(txn.goes_on{hop}) bool(true) "
+            f"if {before} {found} {{ var(txn.hop{hop}) -m ip {words} }}"
+            for words in _lines(options.trusted_proxies)
+        ]
+        before = f"{{ var(txn.goes_on{hop}) -m bool }}"
+    return lines
+
+
+def _public_path(options: HAProxyOptions) -> list[str]:
+    """Takes the prefix off, and says so to the gateway, which names it in its documents."""
+    if not (prefix := options.path_prefix):
+        return []
+    had = "if { var(txn.prefixed) -m bool }"
+    return [
+        f"http-request set-var(txn.prefixed) bool(true) if {{ path {prefix} }}",
+        f"http-request set-var(txn.prefixed) bool(true) if {{ path_beg {prefix}/ }}",
+        f"http-request set-header x-forwarded-prefix %[req.hdr(x-forwarded-prefix)]{prefix} {had}",
+        f"http-request set-path / if {{ path {prefix} }}",
+        f"http-request set-path %[path,bytes({len(prefix)})] {had} {{ path_beg {prefix}/ }}",
+    ]
+
+
+def _for_pages(options: HAProxyOptions) -> list[str]:
+    """What gateways say to pages of other origins (gateway/http/cors.py), of answers that no
+    gateway gave."""
+    if not options.cors_origins:
+        return []
+    any_origin = options.cors_origins == ("*",)
+    theirs = "!{ path,url_dec -m beg /admin }"
+    own = "if { var(txn.says_page) -m bool }"
+    name = "http-after-response set-header access-control-"
+    lines = [
+        f"http-request set-var(txn.page) req.hdr(origin) if {{ req.hdr(origin) -m str {words} }} "
+        f"{theirs}"
+        for words in _lines(options.cors_origins)
+    ]
+    if any_origin:
+        lines = [
+            f"http-request set-var(txn.page) str(*) if {{ req.hdr(origin) -m found }} {theirs}"
+        ]
+    lines += [
+        "http-after-response set-var(txn.says_page) bool(true) if { var(txn.page) -m found } "
+        "!{ res.hdr(access-control-allow-origin) -m found }",
+        f"{name}allow-origin %[var(txn.page)] {own}",
+        f"{name}expose-headers retry-after {own}",
+    ]
+    if options.cors_credentials:
+        lines.append(f"{name}allow-credentials true {own}")
+    if not any_origin:
+        lines.append(
+            "http-after-response add-header vary Origin if !{ res.hdr(vary) -m str -i origin }"
+        )
+    return lines
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    """A list's words, as many as a line takes."""
+    return [" ".join(words[at : at + _A_LINE]) for at in range(0, len(words), _A_LINE)]
+
+
+def _unambiguous() -> list[str]:
+    """What is refused, since two readers may understand it differently."""
     large = f"{{ var(txn.head_bytes) -m int gt {MAX_HEAD_BYTES} }}"
     long = f"{{ var(txn.url_bytes) -m int gt {MAX_HEAD_BYTES // 2} }}"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
@@ -146,10 +296,9 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
             f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
             for name, text in _SHAPE.items()
         ),
-        *HEAD_BYTES,
         _refused("long_url", f"{large} {long}"),
         _refused("large_head", large),
-        _refused("many_headers", f"{{ req.fhdr_cnt gt {MAX_HEADERS} }}"),
+        _refused("many_headers", f"{{ var(txn.headers) -m int gt {MAX_HEADERS} }}"),
         # A load balancer's check may be of HTTP/1.0.
         _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
@@ -159,24 +308,18 @@ def _unambiguous(options: HAProxyOptions) -> list[str]:
         _refused("path", "!{ path,url_dec -m found }"),
         # Serve's own list of routes and applications, which needs no key.
         _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
-        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
-        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
-        * bool(options.client_ca and options.operators_only),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",
-        *of_origin(options, "https" if options.certificate else "http"),
+        "http-request del-header http2-settings",
     ]
 
 
-def of_origin(options: HAProxyOptions, scheme: str) -> list[str]:
-    """What a gateway is told about where the request came from."""
-    own = _unless_trusted(options)
+def _of_operators(options: HAProxyOptions) -> list[str]:
     return [
-        f"http-request set-header x-forwarded-for %[src]{own}",
-        f"http-request set-header x-forwarded-proto {scheme}{own}",
-        f"http-request del-header x-forwarded-prefix{own}",
-        "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
+        # As a server may read it: decoded, and in any case. Encoded slashes and dots were refused.
+        *[_refused("certificate", "{ path,url_dec -m beg -i /admin } !{ ssl_c_used }")]
+        * bool(options.client_ca and options.operators_only),
     ]
 
 
@@ -205,16 +348,20 @@ def _of_bodies(options: HAProxyOptions, places: int) -> list[str]:
     # quarter stays for requests that are whole. A count ends with the request, not with its body:
     # HAProxy has no rule for that.
     much, most = too_many_bodies(places)
+    no_length = "http-request set-var(txn.no_length) bool(true) if"
     return [
-        "acl chunked_body req.hdr(transfer-encoding) -m found",
+        f"{no_length} {{ req.hdr(transfer-encoding) -m found }}",
+        # HTTP/2 has no chunks; a request that has no body is whole at once.
+        f"{no_length} {{ fc_http_major 2 }} !{{ req.hdr(content-length) -m found }}",
+        "acl no_length var(txn.no_length) -m bool",
         f"http-request wait-for-body time {options.body_s}s "
-        f"if {{ req.body_size 1:{options.max_body_bytes} }} or chunked_body",
+        f"if {{ req.body_size 1:{options.max_body_bytes} }} or no_length",
         "http-request set-var(txn.body_here) req.body_len",
         "http-request set-var(txn.body_missing) req.body_size,sub(txn.body_here)",
         "acl unfinished var(txn.body_missing) -m int gt 0",
         f"acl much_here req.body_len gt {_CHUNKED_BYTES}",
         *counted("unfinished"),
-        *counted("chunked_body much_here"),
+        *counted("no_length much_here"),
         _refused("bodies", much),
         _refused("bodies", most),
     ]
@@ -258,5 +405,4 @@ def refusal(status: int, message: str, code: str, later: bool | None = None) -> 
 
 
 def _unless_trusted(options: HAProxyOptions) -> str:
-    networks = " ".join(options.trusted_proxies)
-    return f" unless {{ src {networks} }}" if networks else ""
+    return " unless trusted_proxy" if options.trusted_proxies else ""

@@ -149,6 +149,10 @@ def edits(
         Edit("connections fit the open files of this node", "global",
              r"( *maxconn )\d+\n",
              lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {haproxy_rules.PARSED_HEADERS}\n"
+                       f"    tune.stick-counters {haproxy_rules.COUNTERS}\n"
+                       f"    tune.h2.fe.max-concurrent-streams {haproxy_rules.MAX_STREAMS}\n"
+                       # HTTP/2 offers no WebSocket (RFC 8441): nothing upgrades.
+                       "    h2-workaround-bogus-websocket-clients\n"
                        f"    tune.rcvbuf.server {_SOCKET_BYTES}\n"
                        f"    maxcompcpuusage {_MAX_BUSY_TO_COMPRESS}\n"
                        f"{haproxy_grpc.of_global(options)}"),

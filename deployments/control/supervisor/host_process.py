@@ -41,6 +41,7 @@ from deployments.process.audit import AUDIT_FILE, AuditLine
 from deployments.process.certificate_files import CertificateFiles
 from deployments.process.listening_socket import INGRESS_SOCKET
 from deployments.process.logs import LOG_SOCKET, LogSocket
+from deployments.process.loopback import authority, reached_at
 from deployments.settings.gateway import GatewaySettings, one_machines_ingress
 from deployments.settings.plain import SettingsErrors, dump, settings_digest, with_address
 from deployments.settings.tree import Settings
@@ -175,7 +176,7 @@ class Host:
         from deployments.control.supervisor.local_cluster import LocalCluster
         from deployments.process import tenants_store
 
-        self._cluster = LocalCluster(self._port, tls=self._settings.gateway.tls is not None)
+        self._cluster = LocalCluster(self._settings.gateway)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         server_files.write(
@@ -295,10 +296,9 @@ class Host:
         self._say("progress", models=rows)
 
     def _url(self) -> str:
-        host = self._settings.gateway.host
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        host = reached_at(self._settings.gateway.host)
         scheme = "http" if self._settings.gateway.tls is None else "https"
-        return f"{scheme}://{shown}:{self._port}"
+        return f"{scheme}://{authority(host, self._port)}"
 
     # ---- run --------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ from deployments.control.serve_config import serve_config
 from deployments.control.served_models import ServedModels, states_of
 from deployments.control.supervisor import ports, ray_processes
 from deployments.process.actors import NAMESPACE, registry
+from deployments.process.loopback import authority, reached_at
+from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
@@ -50,10 +52,10 @@ _LOGICAL_CPUS = 1000  # all replicas share this one machine: none may wait for a
 
 
 class LocalCluster(ServedModels):
-    """Starts Ray; never joins one. `port`: where the gateways will be reached; `tls`: they take TLS
-    only, for which this process has no certificate."""
+    """Starts Ray; never joins one. Where the gateways take TLS only, this process has no
+    certificate for it."""
 
-    def __init__(self, port: int, *, tls: bool = False) -> None:
+    def __init__(self, gateway: GatewaySettings) -> None:
         # Ray starts two processes of which nothing here hears: one reads workers' logs for a
         # driver, one adds nodes. Each takes 2 s of a processor at the start.
         for name in ("start_log_monitor", "start_monitor"):
@@ -76,7 +78,8 @@ class LocalCluster(ServedModels):
         self.processes = ray_processes.among(psutil.Process().children(), addresses, _AGENT_S)
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
-        self._port, self._tls = port, tls
+        self._reached = reached_at(gateway.host), gateway.port
+        self._tls = gateway.tls is not None
         self._dashboard = RayDashboard(self.dashboard_url, token_of(), answer_s=SERVE_ANSWER_S)
         self._rest = ServeRest(self._dashboard)
         self._own = ray_processes.own_dashboard(self.dashboard_url)
@@ -130,9 +133,9 @@ class LocalCluster(ServedModels):
         """Whether every model that is not optional is hot at every gateway."""
         try:
             if self._tls:
-                socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S).close()
+                socket.create_connection(self._reached, _READY_ANSWER_S).close()
             else:
-                url = f"http://127.0.0.1:{self._port}/readyz"
+                url = f"http://{authority(*self._reached)}/readyz"
                 # Without certificates, which take 30 ms of a processor to load.
                 if httpx.get(url, timeout=_READY_ANSWER_S, verify=False).status_code != 200:
                     return False

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from deployments.process.loopback import LOOPBACK
+from deployments.process.loopback import LOOPBACK, reached_at
 from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
@@ -221,9 +221,8 @@ def _bind_refused(address: str, port: int) -> bool:
 
 
 def _answers(address: str, port: int) -> bool:
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     try:
-        socket.create_connection((loopback, port), CONNECT_TIMEOUT_S).close()
+        socket.create_connection((reached_at(address), port), CONNECT_TIMEOUT_S).close()
     except OSError:
         return False
     return True

@@ -3,11 +3,11 @@
 Bytes are counted as read and as inflated, of bodies that did not arrive whole with their headers;
 those small ones are not counted. A request that would exceed the limit on all is refused and may
 come again; a body that is alone is always let in, so that the limit never forbids what
-`max_body_bytes` allows. One gzip member is taken, which is what HTTP clients send; anything after
-it is refused (a body of many tiny members would be work without end). What parsing makes of a body
-is not counted: the pool's few workers bound that.
+`max_body_bytes` allows. One gzip member or zlib stream is taken, which is what HTTP clients send;
+anything after it is refused (a body of many tiny members would be work without end). What parsing
+makes of a body is not counted: the pool's few workers bound that.
 
-Source: RFC 1952; RFC 9110 §8.4.1.3.
+Source: RFC 1950; RFC 1952; RFC 9110 §8.4.1.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ MIN_BYTES_PER_S = 500.0
 SLOW_GRACE_S = 5.0
 _SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
-_WBITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+# By what `Content-Encoding` calls them. Of deflate the form that has a head: zlib's own.
+COMPRESSIONS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +197,9 @@ class ArrivingBodies:
 
 
 class Inflation:
-    """One body of gzip or deflate (zlib) on its way to what it holds: it is measured a step at a
-    time, keeping nothing, and inflated once its size is known to be allowed and to fit.
-    `size_bytes`: measured so far.
+    """One compressed body on its way to what it holds: it is measured a step at a time, keeping
+    nothing, and inflated once its size is known to be allowed and to fit. `size_bytes`: measured so
+    far; `encoding`: one of `COMPRESSIONS`.
 
     A step is some milliseconds on a thread. Raises BadRequest for anything but one whole stream,
     and BodyTooLarge as soon as there are more bytes than `limits` allow, or more commas than
@@ -213,7 +214,7 @@ class Inflation:
         encoding: bytes = b"gzip",
     ) -> None:
         self._body, self._limits, self._bound = memoryview(body), limits, bound
-        self._wbits = _WBITS[encoding]
+        self._name, self._wbits = encoding.decode(), COMPRESSIONS[encoding]
         self._stream = zlib.decompressobj(wbits=self._wbits)
         self._at = self._commas = self.size_bytes = 0
 
@@ -231,7 +232,7 @@ class Inflation:
             part = self._stream.decompress(ahead, _STEP_BYTES)
         except zlib.error:
             raise BadRequest(
-                "The body is not valid gzip or deflate, as its encoding says."
+                f"The body is not valid {self._name}, which its Content-Encoding claims."
             ) from None
         self.size_bytes += len(part)
         self._commas += part.count(b",")
@@ -245,10 +246,10 @@ class Inflation:
         self._bound.check_numbers(self._commas)
         if self._stream.eof and (self._stream.unused_data or self._at < len(self._body)):
             raise BadRequest(
-                "The compressed body has data after its end; send a single gzip member."
+                f"The {self._name} body has data after its end; send a single {self._name} member."
             )
         if not self._stream.eof and not went_on:
-            raise BadRequest("The compressed body is incomplete.")
+            raise BadRequest(f"The {self._name} body is incomplete.")
 
     def take(self) -> bytes:
         """What it holds."""

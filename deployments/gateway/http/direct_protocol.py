@@ -16,14 +16,16 @@ import asyncio
 import re
 import resource
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from deployments.contract import errors
+from deployments.gateway.http import forwarded
+from deployments.gateway.http.cors import CrossOrigin, cross_origin, origin_of
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.fast_path import ASGIApp, Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes
@@ -41,7 +43,6 @@ _ODD_NAME = re.compile(rb"[^0-9a-z-]")
 _REFUSED_PATH = re.compile(
     rb"/\.\.?(/|$)|//|%(2[ef]|5c|00)|%(?![0-9a-f]{2})|^/-/(?!healthz$)|^(?!/)", re.IGNORECASE
 )
-_FORWARDED = {b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-prefix"}
 _OPERATORS = b"/admin"
 
 
@@ -72,6 +73,9 @@ class Connections:
             return None
         return int(found) >> 64 if isinstance(found, IPv6Address) else found
 
+    def is_trusted(self, address: str) -> bool:
+        return self.source(address) is None
+
     def take(self, source: object) -> bool:
         """Whether one more may come from there; if so, it is counted until `give`."""
         own = self._by_source[source] + 1
@@ -98,15 +102,30 @@ def _plain(address: str) -> Any:
     return getattr(found, "ipv4_mapped", None) or found
 
 
-class DirectProtocol(StrictProtocol):
-    """One caller's connection. `operators_certificate`: `/admin` needs one."""
+class DirectRules(NamedTuple):
+    """What all connections share. `operators_certificate`: `/admin` needs one; `cors`: what pages
+    of other origins are told, None: nothing; `path_prefix`: is taken off paths that have it."""
 
-    def __init__(
-        self, connections: Connections, operators_certificate: bool, *args: Any, **more: Any
-    ) -> None:
+    connections: Connections
+    operators_certificate: bool = False
+    cors: CrossOrigin | None = None
+    path_prefix: bytes = b""
+
+    @classmethod
+    def by(cls, gateway: GatewaySettings) -> DirectRules:
+        tls = gateway.tls
+        operators = tls is not None and tls.client_ca_for == "operators" and bool(tls.client_ca)
+        prefix = (gateway.path_prefix or "").encode()
+        return cls(Connections.by(gateway), operators, cross_origin(gateway.cors), prefix)
+
+
+class DirectProtocol(StrictProtocol):
+    """One caller's connection."""
+
+    def __init__(self, rules: DirectRules, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._open = connections
-        self._operators_certificate = operators_certificate
+        self._open = rules.connections
+        self._rules = rules
         self._source: object = None
         self._counted = self._trusted = self._stops = False
 
@@ -126,17 +145,56 @@ class DirectProtocol(StrictProtocol):
         super().connection_lost(exc)
 
     def check_head(self) -> None:
-        path, names = self._path(), {name for name, _ in self.headers}
+        names = {name for name, _ in self.headers}
+        if names & forwarded.NAMES:
+            self._take_proxies_word()
+        if self._rules.path_prefix:
+            self._take_prefix_off()
+        path = self._path()
         if _ODD_NAME.search(b"".join(names)):
             raise errors.BadRequest("a header's name may have letters, digits and dashes")
         if b"host" not in names and path != _HEALTH:  # a load balancer's check may be of HTTP/1.0
             raise errors.BadRequest("a request must name its Host")
         if _REFUSED_PATH.search(path):
             raise errors.NotFound("no such path")
-        if self._operators_certificate and _is_operators(path) and not self._has_certificate():
+        if (
+            self._rules.operators_certificate
+            and _is_operators(path)
+            and not self._has_certificate()
+        ):
             raise errors.Forbidden("the operator pages need a client certificate")
-        if names & _FORWARDED and not self._trusted:
-            self.headers[:] = [each for each in self.headers if each[0] not in _FORWARDED]
+
+    def _take_proxies_word(self) -> None:
+        if not self._trusted or self.client is None:
+            self.headers[:] = forwarded.from_untrusted(self.headers)
+            return
+        is_trusted = self._open.is_trusted
+        self.headers[:] = forwarded.from_trusted(self.headers, self.client[0], is_trusted)
+
+    def _take_prefix_off(self) -> None:
+        """And say so, for documents that name it."""
+        prefix = self._rules.path_prefix
+        self.url, was = self._without_prefix(), self.url
+        if self.url != was:
+            outer = [value for name, value in self.headers if name == forwarded.PREFIX][-1:]
+            self.headers[:] = [each for each in self.headers if each[0] != forwarded.PREFIX]
+            self.headers.append((forwarded.PREFIX, b"".join(outer).rstrip(b"/") + prefix))
+
+    def _without_prefix(self) -> bytes:
+        prefix, path = self._rules.path_prefix, self._path()
+        if not prefix or not path.startswith(prefix) or path[len(prefix) :][:1] not in (b"", b"/"):
+            return self.url
+        at = self.url.index(path, 0 if self.url.startswith(b"/") else self.url.index(b"//") + 2)
+        bare = path[len(prefix) :] or b"/"
+        return self.url[:at] + bare + self.url[at + len(path) :]
+
+    def shown_path(self) -> bytes:
+        return self._without_prefix().partition(b"?")[0]
+
+    def said_to_pages(self) -> Iterable[tuple[bytes, bytes]]:
+        if self._rules.cors is None:
+            return ()
+        return self._rules.cors.said(origin_of(self.headers), self.shown_path().decode("latin-1"))
 
     def _path(self) -> bytes:
         if self.url.startswith(b"/"):
@@ -181,6 +239,7 @@ class WholeRequests:
         self._app = app
         self._body_s = gateway.limits.body_timeout_s
         self._max_body_bytes = gateway.limits.max_body_bytes
+        self._cors = cross_origin(gateway.cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["raw_path"] == _HEALTH:
@@ -207,6 +266,8 @@ class WholeRequests:
             f"the body did not arrive within {self._body_s:g} s (gateway.limits.body_timeout_s)"
         )
         exchange = Exchange(scope, receive, send)
+        if self._cors is not None:
+            exchange.cors = self._cors.said(exchange.headers.get(b"origin"), exchange.path)
         answer = error_shapes.of_path(exchange.path)(late)
         await exchange.reply(late.status, answer, [(b"connection", b"close")])
 

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from deployments.gateway.http import whole_response
-from deployments.gateway.http.direct_protocol import Connections, DirectProtocol, WholeRequests
+from deployments.gateway.http.direct_protocol import DirectProtocol, DirectRules, WholeRequests
 from deployments.gateway.http.fast_path import ASGIApp
 from deployments.gateway.http.strict_protocol import LISTEN_QUEUE, StoppingServer
 from deployments.process import listening_socket
@@ -35,8 +35,7 @@ class DirectServer(StoppingServer):
     def __init__(self, app: ASGIApp, gateway: GatewaySettings) -> None:
         whole_response.offer()
         tls = gateway.tls
-        operators = tls is not None and tls.client_ca_for == "operators" and bool(tls.client_ca)
-        protocol = partial(DirectProtocol, Connections.by(gateway), operators)
+        protocol = partial(DirectProtocol, DirectRules.by(gateway))
         super().__init__(
             uvicorn.Config(
                 WholeRequests(app, gateway),

@@ -37,7 +37,9 @@ BINARY_HEADER = b"inference-header-content-length"
 ARROW_STREAM = b"application/vnd.apache.arrow.stream"
 _TENSOR_TYPES = (ARROW_STREAM, b"application/grpc")
 SESSION = re.compile(rb"[\x20-\x7e]{1,128}")
-_PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,16}")
+_PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}){1,32}")
+_AUTHORITY = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_SCHEMES = (b"http", b"https")
 Message = MutableMapping[str, Any]
 _WATCH_AFTER_S = 0.05
 T = TypeVar("T")
@@ -56,7 +58,7 @@ class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
     request's headers were read. `quota_key`: whose share it takes what it holds from.
     `is_large`: it was answered with more than a connection keeps. `request_id`: the caller's, or
-    one made here; every reply carries it."""
+    one made here; every reply carries it. `cors`: what every reply says to pages."""
 
     __slots__ = (
         "_answer_bytes",
@@ -70,6 +72,7 @@ class Exchange:
         "_whole",
         "arrived",
         "client",
+        "cors",
         "headers",
         "is_large",
         "method",
@@ -95,6 +98,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.quota_key = NOBODY
+        self.cors: Iterable[tuple[bytes, bytes]] = ()
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._at_once = EXTENSION in scope.get("extensions", ())
@@ -120,11 +124,20 @@ class Exchange:
 
     @property
     def prefix(self) -> str:
-        """The path below which the caller reaches this server, "" for none: a proxy that takes it
-        off the path says so. HAProxy lets nobody write that header whom the settings do not
-        trust."""
+        """The path below which the caller reaches this server, "" for none: who takes it off the
+        path, a trusted proxy or what accepts connections here, says so."""
         said = self.headers.get(b"x-forwarded-prefix", b"").rstrip(b"/")
         return said.decode() if _PREFIX.fullmatch(said) else ""
+
+    @property
+    def base_url(self) -> str:
+        """What the paths of documents follow: with the scheme and the host that the caller used,
+        where a trusted proxy names them; else the path alone, which is right at any host."""
+        host = self.headers.get(b"x-forwarded-host", b"").rpartition(b",")[2].strip()
+        scheme = self.headers.get(b"x-forwarded-proto", b"http").rpartition(b",")[2].strip().lower()
+        if not _AUTHORITY.fullmatch(host) or scheme not in _SCHEMES:
+            return self.prefix or "/"
+        return f"{scheme.decode()}://{host.decode()}{self.prefix}"
 
     @property
     def encoding(self) -> bytes:
@@ -360,6 +373,7 @@ class Exchange:
             (b"x-request-id", self.request_id),
             *answer.headers,
             *headers,
+            *self.cors,
         ]
         accepts = self.headers.get(b"accept-encoding")
         if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
@@ -391,7 +405,7 @@ class Exchange:
         """The head of an answer whose body comes in chunks of unknown number."""
         self.replied = True
         named = (b"x-request-id", self.request_id)
-        head = [(b"content-type", content_type), named, *headers]
+        head = [(b"content-type", content_type), named, *headers, *self.cors]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def send_chunk(self, data: bytes | memoryview) -> None:

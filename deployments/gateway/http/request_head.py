@@ -3,7 +3,7 @@
 Headers that say who a request is or how it is read stand there once, since two readers may take
 different ones of two. Where no key is needed, the Host must be an address, a name without a dot, a
 private network's or in `gateway.allowed_hosts` (DNS rebinding), and a foreign Origin may change or
-run nothing. No `Access-Control-Allow-Origin` is ever sent. It costs 0.3 us per request.
+run nothing unless `gateway.cors` lists it. It costs 0.3 us per request.
 Paths are matched as they were sent, as HAProxy's rules read them: only names, and the colon before
 an action, may be percent-encoded. `x-request-start` gives the time on the way here, in any of the
 units that proxies write; what makes no sense is left out.
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from deployments.contract.errors import BadRequest, Forbidden
+from deployments.gateway.http.cors import NO_CORS, CrossOrigin
 from deployments.gateway.http.exchange import Exchange
 
 _ONCE = frozenset(
@@ -37,17 +38,19 @@ _SAFE = ("GET", "HEAD")
 _OWN_SITES = (b"same-origin", b"none")
 _MAX_REMEMBERED = 1024
 ANY = "*"
-NO_CORS = (
-    "pages of other hosts cannot call this server (it supports no CORS); serve the page under the "
-    "server's own host, or call it from your own server"
-)
 
 
 class HeadChecks:
     """`allowed`: further names, `*.` before one for all below it, `*` for any; `open_to_all`: says
-    whether no key is needed."""
+    whether no key is needed; `cors`: knows other origins whose pages may call this server."""
 
-    def __init__(self, allowed: Sequence[str], open_to_all: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[str],
+        open_to_all: Callable[[], bool],
+        cors: CrossOrigin | None = None,
+    ) -> None:
+        self.cors = cors
         self._names = frozenset(name for name in allowed if not name.startswith(ANY))
         self._below = tuple(name[1:] for name in allowed if name.startswith("*."))
         self._any = ANY in allowed
@@ -95,6 +98,8 @@ class HeadChecks:
         if origin is None and (site is None or site in _OWN_SITES):
             return
         if origin is not None and self._is_own(origin, exchange.headers.get(b"host")):
+            return
+        if self.cors is not None and self.cors.allows(origin, exchange.path):
             return
         raise Forbidden(
             f"cross-origin request refused: {NO_CORS}. If a proxy in between changes the Host, add "
@@ -191,6 +196,21 @@ _ACTIONS = {
 _V1_ACTIONS = ("predict", "classify")
 _REGIONS = {"/v2/systemsharedmemory/region/": "region", "/v2/cudasharedmemory/region/": "cuda"}
 _REGION_ACTIONS = {"status": ("GET", "HEAD"), "register": ("POST",), "unregister": ("POST",)}
+
+
+# Of Triton's HTTP extensions that change the server: who sets what they set.
+_TRITONS = (
+    (re.compile(r"/v2/(models/[^/]+/)?trace/setting"), "spans are set up by gateway.tracing"),
+    (re.compile(r"/v2/logging"), "logs are set up by gateway.log"),
+    (re.compile(r"/v2/repository/models/[^/]+/(un)?load"),
+     "models come and go by `headrace apply` and `headrace deploy`"),
+    (re.compile(r"/v2/cudasharedmemory(/.*)?"), "memory of devices is not shared with callers"),
+)  # fmt: skip
+
+
+def not_served(path: str) -> str:
+    """What else to say of a path that has no route; "" for nothing."""
+    return next((why for form, why in _TRITONS if form.fullmatch(path)), "")
 
 
 _LONGEST_KEPT = 256

@@ -189,9 +189,10 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
     def _say(self, error: errors.HeadraceError) -> None:
         if self.transport.is_closing():
             return
-        answer = error_shapes.of_path(self.url.partition(b"?")[0].decode("latin-1"))(error)
+        answer = error_shapes.of_path(self.shown_path().decode("latin-1"))(error)
         lines = [
             *(b"%b: %b" % header for header in self.server_state.default_headers),
+            *(b"%b: %b" % header for header in self.said_to_pages()),
             b"content-type: " + answer.content_type,
             b"content-length: %d" % len(answer.body),
             b"connection: close\r\n\r\n",
@@ -232,6 +233,14 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self.check_head()
         super().on_headers_complete()
         self.headers = _TRAILERS
+
+    def shown_path(self) -> bytes:
+        """Of the last request that began, for the shape of a refusal."""
+        return self.url.partition(b"?")[0]
+
+    def said_to_pages(self) -> Iterable[tuple[bytes, bytes]]:
+        """The headers of a refusal for pages of other origins. HAProxy adds them."""
+        return ()
 
     def check_head(self) -> None:
         """Raises HeadraceError for a head that is not to be read. HAProxy has looked at it."""

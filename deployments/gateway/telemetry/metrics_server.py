@@ -18,6 +18,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from deployments.process.loopback import authority
+
 logger = logging.getLogger("headrace.metrics")
 
 _LARGEST_HEAD_BYTES = 16_384
@@ -96,7 +98,7 @@ class MetricsServer:
                     )  # fmt: skip
                 mentioned = True
                 await self._pause(_RETRY_S)
-        logger.info("metrics at http://%s:%s/metrics", self._host, self.port)
+        logger.info("metrics at http://%s/metrics", authority(self._host, self.port or self._port))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

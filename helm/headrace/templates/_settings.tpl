@@ -11,6 +11,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $_ := set $w $name (dig $section $name $default $g) }}{{ end }}{{ end -}}
 {{- $host := dig "host" "0.0.0.0" $g -}}
 {{- $tls := default dict $w.tls -}}
+{{- $cors := default dict $w.cors -}}
 {{- $grpc := dict "port" "" "idle_s" "" -}}
 {{- if kindIs "map" $w.grpc }}{{ range $name, $default := $defaults.grpc }}{{ $_ := set $grpc $name (dig $name $default $w.grpc) }}{{ end }}
 {{- $grpc = dict "port" (int64 $grpc.port | toString) "idle_s" (ceil $grpc.idle_s | int64) "tls" $grpc.tls }}{{ end -}}
@@ -26,6 +27,9 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_THREADS" (int64 $w.haproxy_threads)
   "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 $w.compression)
   "HEADRACE_HAPROXY_GRPC_IDLE_S" $grpc.idle_s
+  "HEADRACE_HAPROXY_PATH_PREFIX" (default "" $w.path_prefix)
+  "HEADRACE_HAPROXY_CORS_ORIGINS" (dig "origins" list $cors | join " ")
+  "HEADRACE_HAPROXY_CORS_CREDENTIALS" (ternary 1 0 (dig "credentials" false $cors))
 -}}
 {{- $environment := dict
   "RAY_SERVE_HAPROXY_STATS_PORT" (int64 $w.haproxy_stats_port)
@@ -44,6 +48,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 -}}
 {{- range $each := list $environment $dynamic }}{{ range $name, $value := $each }}{{ $_ := set $each $name (toString $value) }}{{ end }}{{ end }}
 {{- range $name, $value := dict
+  "public_path" (default "/" $w.path_prefix)
   "per_node" $w.replicas_per_node
   "nodes" (divf $w.replicas $w.replicas_per_node | ceil)
   "haproxy_is_reached" (not (or (has $w.haproxy_admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $w.haproxy_admin_host)))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,14 @@ async def test_binary_tensors_go_in_and_come_out(stand: Stand) -> None:
     assert np.frombuffer(answer.body[cut:], dtype=np.float32).tolist() == [6.0]
 
 
-async def test_gzip_is_accepted(stand: Stand) -> None:
-    body = gzip.compress(json.dumps(ids([[1, 2]])).encode())
-    headers = [(b"content-encoding", b"GZIP")]
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [(b"GZIP", gzip.compress), (b"Deflate", zlib.compress)]
+)
+async def test_compressed_bodies_are_accepted(
+    stand: Stand, encoding: bytes, compress: Callable[[bytes], bytes]
+) -> None:
+    body = compress(json.dumps(ids([[1, 2]])).encode())
+    headers = [(b"content-encoding", encoding)]
     answer = await ask(stand.app, "POST", "/v2/models/device/infer", headers, body)
     assert answer.status == 200
 

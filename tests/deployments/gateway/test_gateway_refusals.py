@@ -279,7 +279,7 @@ async def test_a_browsers_preflight_is_told_that_there_is_no_cors(
              (b"access-control-request-method", b"POST")]  # fmt: skip
     answer = await ask(stand.app, "OPTIONS", "/v1/chat/completions", asked)
     assert answer.status in (403, 405)
-    assert "supports no CORS" in openai_error(answer)["message"]
+    assert "gateway.cors.origins" in openai_error(answer)["message"]
     assert answer.header(b"access-control-allow-origin") is None
 
 
@@ -360,6 +360,42 @@ async def test_an_unknown_encoding_is_415(stand: Stand, encoding: bytes) -> None
 async def test_gzip_is_bounded_and_must_be_whole(stand: Stand, body: bytes, status: int) -> None:
     answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"gzip")], body)
     assert (answer.status, bool(oip_message(answer))) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"not deflate", 400),
+        (zlib.compress(GOOD)[:-3], 400),
+        (zlib.compress(GOOD) + b"x", 400),
+        (gzip.compress(GOOD, mtime=0), 400),
+        (zlib.compress(b" " * (4 * 4096 + 1)), 413),
+        (zlib.compress(b" " * 2_000_000), 413),
+    ],
+)
+async def test_deflate_is_bounded_and_must_be_whole(stand: Stand, body: bytes, status: int) -> None:
+    answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"deflate")], body)
+    assert answer.status == status
+    assert status != 400 or "deflate" in oip_message(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("GET", "/v2/trace/setting", "gateway.tracing"),
+        ("POST", "/v2/models/device/trace/setting", "gateway.tracing"),
+        ("GET", "/v2/logging", "gateway.log"),
+        ("POST", "/v2/repository/models/device/load", "headrace apply"),
+        ("POST", "/v2/repository/models/device/unload", "headrace apply"),
+        ("GET", "/v2/cudasharedmemory/status", "memory of devices"),
+        ("GET", "/v2/loggings", "GET /docs lists the API"),
+    ],
+)
+async def test_tritons_calls_that_change_a_server_are_told_who_does(
+    stand: Stand, method: str, path: str, said: str
+) -> None:
+    answer = await ask(stand.app, method, path)
+    assert (answer.status, said in oip_message(answer)) == (404, True)
 
 
 @pytest.mark.parametrize(

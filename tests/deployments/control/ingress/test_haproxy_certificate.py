@@ -96,14 +96,19 @@ async def test_a_new_certificate_is_shown_to_new_connections_and_old_ones_go_on(
             each[1].close()
 
 
-async def test_only_http_1_over_new_enough_tls_is_spoken(tmp_path: Path):
+async def test_http_2_and_1_over_new_enough_tls_are_spoken(tmp_path: Path):
     tls = Authority(tmp_path).tls()
     async with listening(tmp_path, **told(tls)) as port:
-        context = trusting(tls)
-        context.set_alpn_protocols(["h2", "http/1.1"])
-        connection = await connected(port, context)
-        assert connection[1].get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
-        connection[1].close()
+        for offered, chosen in (
+            (["http/1.1", "h2"], "h2"),
+            (["h3", "http/1.1"], "http/1.1"),
+            (["h3"], None),
+        ):
+            context = trusting(tls)
+            context.set_alpn_protocols(offered)
+            connection = await connected(port, context)
+            assert connection[1].get_extra_info("ssl_object").selected_alpn_protocol() == chosen
+            connection[1].close()
         old = trusting(tls)
         old.minimum_version = ssl.TLSVersion.TLSv1
         old.maximum_version = ssl.TLSVersion.TLSv1_1

@@ -82,3 +82,30 @@ async def test_files_are_only_read(stand: Stand) -> None:
     assert (await ask(stand.app, "POST", "/docs/swagger-ui.css")).status == 405
     head = await ask(stand.app, "HEAD", "/docs/swagger-ui.css")
     assert (head.status, head.body) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ({"host": "llm.example.org"}, "http://llm.example.org"),
+        ({"host": "llm.example.org", "proto": "https"}, "https://llm.example.org"),
+        ({"host": "a, b:8443", "proto": "https", "prefix": "/api"}, "https://b:8443/api"),
+        ({"host": "[::1]:8000"}, "http://[::1]:8000"),
+        ({"proto": "https"}, "/"),
+        ({"proto": "https", "prefix": "/api"}, "/api"),
+        ({"host": "a/b"}, "/"),
+        ({"host": "user@evil"}, "/"),
+        ({"host": "a", "proto": "javascript"}, "/"),
+    ],
+)
+async def test_the_document_names_scheme_and_host_where_a_proxy_does(
+    stand: Stand, said: dict[str, str], url: str
+) -> None:
+    headers = [(f"x-forwarded-{name}".encode(), value.encode()) for name, value in said.items()]
+    document = json.loads((await ask(stand.app, "GET", "/openapi.json", headers)).body)
+    assert document["servers"] == [{"url": url}]
+
+
+async def test_what_is_not_found_names_the_path_that_was_asked_for(stand: Stand) -> None:
+    answer = await ask(stand.app, "GET", "/nowhere", [(b"x-forwarded-prefix", b"/api")])
+    assert b"no such path: /api/nowhere; GET /api/docs lists the API" in answer.body

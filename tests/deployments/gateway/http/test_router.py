@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from deployments.gateway.http import request_head
 from deployments.gateway.http.request_head import Route, match
+from deployments.settings.gateway import OWN_PATHS, GatewaySettings
 
 GET = ("GET", "HEAD")
 
@@ -72,3 +75,12 @@ def test_no_text_breaks_it(path: str) -> None:
     for each in (path, "/v2/models/" + path, "/v1/models/" + path):
         found = match(each)
         assert found is None or found.methods
+
+
+def test_no_prefix_hides_a_path_of_ours() -> None:
+    first = {path.split("/")[1] for path in request_head._FIXED}
+    assert first <= OWN_PATHS
+    for taken in sorted(OWN_PATHS - {"-"}):
+        with pytest.raises(ValidationError, match="own paths"):
+            GatewaySettings.model_validate({"path_prefix": f"/{taken}/x"})
+    assert GatewaySettings.model_validate({"path_prefix": "/v1x/v1"}).path_prefix == "/v1x/v1"
