@@ -17,8 +17,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import grpc
 
 from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs, alternate, median
 from loadtests.benches.server import (
@@ -28,8 +31,10 @@ from loadtests.benches.server import (
     RunningServer,
     ServerTrouble,
     Settings,
+    free_port,
     headrace,
 )
+from loadtests.client.grpc_load import INFER, raw_message, with_model
 from loadtests.results.report_table import BenchVerdict, at_most
 from loadtests.traffic.workload import HEADER_LENGTH
 
@@ -107,10 +112,17 @@ def arrow(rows: int, elements: int) -> Sent:
     return Sent((memoryview(sink.getvalue()),), said)
 
 
-FORMS: dict[str, Form] = {"binary": binary, "arrow": arrow}
+def grpc_message(rows: int, elements: int) -> Sent:
+    """A ModelInferRequest with raw contents; its model is in the path, as of the others."""
+    data = memoryview(bytes(rows * elements * ELEMENT_BYTES))
+    return Sent((raw_message("x", "FP32", (rows, elements), data),), {})
 
 
-def settings_of(ingress: str, megabytes: int) -> Settings:
+GRPC = "grpc"
+FORMS: dict[str, Form] = {"binary": binary, "arrow": arrow, GRPC: grpc_message}
+
+
+def settings_of(ingress: str, megabytes: int, grpc_port: int = 0) -> Settings:
     """Of a server for rows of the whole size and of 256 KiB; writes its classes."""
     elements = megabytes * MIB // ELEMENT_BYTES
     folder = SETTINGS_DIR / "big_tensors"
@@ -128,11 +140,11 @@ def settings_of(ingress: str, megabytes: int) -> Settings:
             "slo": {"latency_ms": 10_000},
         }
 
-    limits = {"max_body_bytes": 2 * megabytes * MIB}
-    return {
-        "models": {"whole": model("Whole", 1), "rows": model("Rows", rows)},
-        "gateway": {"ingress": ingress, "limits": limits},
-    }
+    gateway: Settings = {"limits": {"max_body_bytes": 2 * megabytes * MIB}, "ingress": ingress}
+    if grpc_port:
+        gateway["grpc"] = {"port": grpc_port, "max_message_bytes": 2 * megabytes * MIB}
+    models = {"whole": model("Whole", 1), "rows": model("Rows", rows)}
+    return {"models": models, "gateway": gateway}
 
 
 def gateway_of(running: RunningServer) -> ProcessUsage:
@@ -172,6 +184,18 @@ def ask(url: str, path: str, sent: Sent) -> int:
         connection.close()
 
 
+def ask_grpc(port: int, model: str, sent: Sent) -> int:
+    """As `ask`."""
+    options = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+        call = channel.unary_unary(INFER)
+        try:
+            answer: bytes = call(with_model(model, sent.parts[0]), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise ServerTrouble(str(error)) from None
+        return len(answer)
+
+
 def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     for part in parts:
         for start in range(0, len(part), _SEND_BYTES):
@@ -179,34 +203,47 @@ def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
 
 
 def runs(options: Options) -> Iterator[BenchRun]:
+    grpc_port = free_port()
+
     @contextmanager
     def start(side: str) -> Iterator[RunningServer]:
-        ingress = side.rpartition(", ")[2]
-        with headrace(settings_of(ingress, options.megabytes), name=f"big-{ingress}") as running:
+        form, _, ingress = side.rpartition(", ")
+        settings = settings_of(ingress, options.megabytes, grpc_port if form == GRPC else 0)
+        with headrace(settings, name=f"big-{ingress}") as running:
             yield running
 
     def drive(side: str, running: RunningServer, case: str) -> Asked:
         form = side.rpartition(", ")[0]
         elements = options.megabytes * MIB // ELEMENT_BYTES
         shape = (1, elements) if case == ONE else (elements // ROW_ELEMENTS, ROW_ELEMENTS)
-        path = f"/v2/models/{'whole' if case == ONE else 'rows'}/infer"
-        return _measured(running, path, FORMS[form](*shape), options)
+        model = "whole" if case == ONE else "rows"
+        sent = FORMS[form](*shape)
+        if form == GRPC:
+            asks = partial(ask_grpc, grpc_port, model, sent)
+        else:
+            asks = partial(ask, running.url, f"/v2/models/{model}/infer", sent)
+        return _measured(running, asks, options)
 
-    sides = [f"{form}, {ingress}" for form in options.forms for ingress in options.ingresses]
+    sides = [
+        f"{form}, {ingress}"
+        for form in options.forms
+        for ingress in options.ingresses
+        if form != GRPC or ingress != "direct"  # which has no gRPC
+    ]
     yield from alternate(sides, options.repeats, start, drive, (ONE, MANY))
 
 
-def _measured(running: RunningServer, path: str, sent: Sent, options: Options) -> Asked:
+def _measured(running: RunningServer, asks: Callable[[], int], options: Options) -> Asked:
     size = options.megabytes * MIB
     pid = gateway_of(running).pid
-    ask(running.url, path, sent)  # memory that is kept from now on
+    asks()  # memory that is kept from now on
     seconds, cpu_ms, peaks = [], [], []
     for _ in range(options.requests):
         time.sleep(1.0)  # so that freed memory is given back
         Path(f"/proc/{pid}/clear_refs").write_text("5")
         before, spent = memory_of(pid, "VmRSS"), cpu_s(running)
         began = time.perf_counter()
-        answered = ask(running.url, path, sent)
+        answered = asks()
         seconds.append(time.perf_counter() - began)
         if answered < size:
             raise ServerTrouble(f"{answered} bytes were answered, of a tensor of {size}")

@@ -1,11 +1,11 @@
 """Bench: what does a request cost in each form that callers may send it in?
 
-`python -m loadtests.benches.protocols`: 1, 32 and 128 clients send the same 24 INT64 as JSON and as
-binary data over HTTP, and by gRPC, to one Headrace behind HAProxy, whose device takes 2 ms for a
-batch of at most 32 rows, and to Triton with the same device in its Python backend. Measured are
-requests a second, p50 and p99, and the processor time of a request in all of the server's
-processes. gRPC's client takes more of the machine than HTTP's, so the processor time is what
-compares the forms; rates compare servers.
+`python -m loadtests.benches.protocols`: 1, 32 and 128 clients send the same 24 INT64, and one
+sends 8 MB of INT64, as JSON, as binary data, as an Arrow stream and in shared memory over HTTP, and by
+gRPC, to one Headrace behind HAProxy, whose device takes 2 ms for a batch of at most 32 rows; and to
+Triton with the same device in its Python backend. Measured are requests a second, p50 and p99, and
+the processor time of a request in all of the server's processes. gRPC's client takes more of the
+machine than HTTP's, so the processor time is what compares the forms; rates compare servers.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import json
 import random
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from loadtests.benches.overhead import PEERS_DIR, ROW_LENGTH, DeviceTrial
@@ -40,6 +41,7 @@ from loadtests.benches.server import (
     free_port,
     headrace,
     launched,
+    post,
 )
 from loadtests.client import grpc_load, load
 from loadtests.client.grpc_load import GrpcLoad, infer_message
@@ -49,9 +51,14 @@ from loadtests.peers import venvs
 from loadtests.results.report_table import BenchVerdict, at_most, ratio
 from loadtests.traffic.workload import infer_body
 
-JSON, BINARY, GRPC = "json", "binary", "grpc"
-FORMS = (JSON, BINARY, GRPC)
+JSON, BINARY, ARROW, SHARED, GRPC = "json", "binary", "arrow", "shared memory", "grpc"
+FORMS = (JSON, BINARY, ARROW, SHARED, GRPC)
 TRITON = "triton "
+OF_TRITON = (JSON, BINARY, GRPC)
+LARGE = 0  # among the numbers of clients: one, with a large row
+LARGE_LENGTH = 1_000_000
+SHM = Path("/dev/shm")
+REGION = "headrace-default-bench"
 MAX_GRPC_TIMES_HTTP = 1.15
 
 
@@ -73,48 +80,96 @@ def serving(name: str) -> Iterator[ServedForms]:
         command = [python, serve, "--port", str(port), "--grpc-port", str(grpc_port)]
         server = launched(Launch(name, command, url, f"{url}/v2/models/device/ready"))
     else:
-        changes = {"gateway.grpc.port": grpc_port, "gateway.ingress": "haproxy"}
-        server = headrace(changed(example("device"), changes), name="headrace-protocols")
+        changes = {
+            "gateway.grpc.port": grpc_port,
+            "gateway.ingress": "haproxy",
+            "gateway.shared_memory.max_bytes": 1 << 30,
+        }
+        settings = changed(example("device"), changes)
+        settings["models"]["large"] = changed(
+            settings["models"]["device"],
+            {"lengths.max": LARGE_LENGTH, "batch": {"max_size": 1}, "slo.latency_ms": 10_000},
+        )
+        server = headrace(settings, name="headrace-protocols")
     with server as found:
         yield ServedForms(
             found.name, found.url, found.mark, found.ready_s, found.log, grpc_port=grpc_port
         )
 
 
-def sent(form: str, server: ServedForms, clients: int, seconds: float) -> LoadResult:
-    rng = random.Random(24)
-    values = [rng.randrange(30_000) for _ in range(ROW_LENGTH)]
+def sent(name: str, server: ServedForms, clients: int, seconds: float) -> LoadResult:
+    form, rng = name.removeprefix(TRITON), random.Random(24)
+    model = "device" if clients or name.startswith(TRITON) else "large"
+    length = ROW_LENGTH if clients else LARGE_LENGTH
+    values = [rng.randrange(30_000) for _ in range(length)]
+    clients = clients or 1
     if form == GRPC:
-        target, message = f"127.0.0.1:{server.grpc_port}", infer_message("device", "ids", values)
+        target, message = f"127.0.0.1:{server.grpc_port}", infer_message(model, "ids", values)
         return grpc_load.run(GrpcLoad(target, message, clients, seconds))
-    where = Target.parse(f"{server.url}/v2/models/device/infer")
-    if form == JSON:
-        request = render(where, infer_body("ids", values))
-    else:
-        body, header_bytes = binary_body(values)
-        headers = {"inference-header-content-length": str(header_bytes)}
-        request = render(where, body, headers=headers)
+    where = Target.parse(f"{server.url}/v2/models/{model}/infer")
+    body, headers = BODIES[form](server, values)
+    request = render(where, body, headers=headers)
     return load.run(Load(where, (Call(request),), clients=clients, seconds=seconds))
 
 
-def binary_body(values: list[int]) -> tuple[bytes, int]:
-    """A request whose tensor, and answer, are bytes; and how long its JSON is."""
-    raw = struct.pack(f"<{len(values)}q", *values)
+Body = tuple[bytes, dict[str, str]]
+
+
+def json_body(server: ServedForms, values: list[int]) -> Body:
+    return infer_body("ids", values), {}
+
+
+def binary_body(server: ServedForms, values: list[int]) -> Body:
+    """The tensor, and the answer's, are bytes."""
+    raw = packed(values)
+    head = head_of(values, {"binary_data_size": len(raw)}, {"binary_data_output": True})
+    return head + raw, {"inference-header-content-length": str(len(head))}
+
+
+def arrow_body(server: ServedForms, values: list[int]) -> Body:
+    """A list column of one row, as pyarrow writes it."""
+    import pyarrow as pa
+
+    table = pa.table({"ids": pa.array([values], pa.list_(pa.int64()))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes(), {"content-type": "application/vnd.apache.arrow.stream"}
+
+
+def shared_body(server: ServedForms, values: list[int]) -> Body:
+    """The tensor is in a region of the default tenant's."""
+    raw = packed(values)
+    (SHM / REGION).write_bytes(raw)
+    at = f"{server.url}/v2/systemsharedmemory/region"
+    post(f"{at}/bench/unregister", {}, 10.0)
+    post(f"{at}/bench/register", {"key": REGION, "byte_size": len(raw)}, 10.0)
+    place = {"shared_memory_region": "bench", "shared_memory_byte_size": len(raw)}
+    return head_of(values, place, {}), {}
+
+
+def packed(values: list[int]) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+def head_of(values: list[int], of_tensor: dict[str, Any], of_request: dict[str, Any]) -> bytes:
     tensor = {
-        "name": "ids", "datatype": "INT64", "shape": [1, len(values)],
-        "parameters": {"binary_data_size": len(raw)},
+        "name": "ids", "datatype": "INT64", "shape": [1, len(values)], "parameters": of_tensor
     }  # fmt: skip
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return head + raw, len(head)
+    return json.dumps({"inputs": [tensor], "parameters": of_request}).encode()
+
+
+BODIES: dict[str, Callable[[ServedForms, list[int]], Body]] = {
+    JSON: json_body, BINARY: binary_body, ARROW: arrow_body, SHARED: shared_body
+}  # fmt: skip
 
 
 def measure(
     name: str, server: ServedForms, clients: int, seconds: float, warmup_s: float
 ) -> DeviceTrial:
-    form = name.removeprefix(TRITON)
-    sent(form, server, clients, warmup_s)
+    sent(name, server, clients, warmup_s)
     before = server.usage()
-    result = sent(form, server, clients, seconds)
+    result = sent(name, server, clients, seconds)
     spent = cpu_between(before, server.usage())
     answers = max(1, result.answers)
     cpu_us = {role: cpu_s / answers * 1e6 for role, cpu_s in spent.items() if cpu_s > 0}
@@ -139,7 +194,7 @@ COLUMNS: tuple[Column, ...] = (
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if not {JSON, GRPC} <= set(options.systems):
         return
-    for clients in options.clients:
+    for clients in (each for each in options.clients if each != LARGE):
         cost = [done.of(form, clients).median("server_cpu_us") for form in (GRPC, JSON)]
         claim = f"gRPC takes at most 1.15 × the processor time of HTTP at {clients} clients"
         yield at_most(claim, ratio(*cost), MAX_GRPC_TIMES_HTTP, " ×")
@@ -151,17 +206,19 @@ BENCH = Bench(
     title="One request in each form",
     options={
         "systems": BenchOption(
-            [*FORMS, *(TRITON + form for form in FORMS)],
-            choices=(*FORMS, *(TRITON + form for form in FORMS)),
+            [*FORMS, *(TRITON + form for form in OF_TRITON)],
+            choices=(*FORMS, *(TRITON + form for form in OF_TRITON)),
         ),
-        "clients": BenchOption([1, 32, 128]),
+        "clients": BenchOption([1, 32, 128, LARGE], help="0: one, with 8 MB"),
         "seconds": BenchOption(6.0, "a trial (%(default)s)"),
         "warmup": BenchOption(2.0, "s before it (%(default)s)"),
         "repeats": BenchOption(3),
     },
     measure=lambda options: in_systems(options, serving, measure),
     columns=COLUMNS,
-    caption=lambda clients, options: f"{clients} client{'s' * (clients > 1)}",
+    caption=lambda clients, options: (
+        f"{clients} client{'s' * (clients > 1)}, 24 INT64" if clients else "1 client, 8 MB of INT64"
+    ),
     first="form",
     thresholds=thresholds,
     record=DeviceTrial.record,

@@ -82,13 +82,22 @@ async def _client(
 def infer_message(model: str, name: str, values: Sequence[int]) -> bytes:
     """A ModelInferRequest with one row of INT64, raw."""
     raw = struct.pack(f"<{len(values)}q", *values)
-    shape = _varint(1) + _varint(len(values))
-    tensor = _field(1, name.encode()) + _field(2, b"INT64") + _field(3, shape)
-    return _field(1, model.encode()) + _field(5, tensor) + _field(7, raw)
+    return with_model(model, raw_message(name, "INT64", (1, len(values)), raw))
 
 
-def _field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+def raw_message(name: str, datatype: str, shape: Sequence[int], raw: bytes | memoryview) -> bytes:
+    """A ModelInferRequest with one tensor, raw, and no model yet."""
+    sizes = b"".join(_varint(size) for size in shape)
+    tensor = _field(1, name.encode()) + _field(2, datatype.encode()) + _field(3, sizes)
+    return _field(5, tensor) + _field(7, raw)
+
+
+def with_model(model: str, message: bytes | memoryview) -> bytes:
+    return _field(1, model.encode()) + bytes(message)
+
+
+def _field(number: int, value: bytes | memoryview) -> bytes:
+    return b"".join((_varint(number << 3 | 2), _varint(len(value)), value))
 
 
 def _varint(value: int) -> bytes:

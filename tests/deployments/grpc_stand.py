@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 from in_process import Stand, standing
+from uvicorn_server import serving
 
 from deployments.gateway.http import whole_response
 from deployments.gateway.http.strict_protocol import StrictProtocol
@@ -58,12 +59,17 @@ def free_port() -> int:
         return port
 
 
+def _config(stand: Stand) -> uvicorn.Config:
+    return uvicorn.Config(stand.app, port=0, http=StrictProtocol, ws="none", log_config=None)
+
+
 @asynccontextmanager
 async def grpc_standing(
     models: dict[str, Any], folder: Path, **more: Any
 ) -> AsyncIterator[GrpcStand]:
     more.setdefault("gateway", {}).setdefault("grpc", {})
-    async with standing(models, folder, **more) as stand, _served(stand.app) as http_port:
+    whole_response.offer()
+    async with standing(models, folder, **more) as stand, serving(_config(stand)) as http_port:
         port = free_port()
         config = folder / "haproxy.cfg"
         config.write_text(_CONFIG.format(port=port, gateway=http_port))
@@ -80,16 +86,3 @@ async def grpc_standing(
         finally:
             haproxy.terminate()
             await haproxy.wait()
-
-
-@asynccontextmanager
-async def _served(app: Any) -> AsyncIterator[int]:
-    whole_response.offer()
-    config = uvicorn.Config(app, port=0, http=StrictProtocol, ws="none", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.001)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = server.force_exit = True
-    await serving

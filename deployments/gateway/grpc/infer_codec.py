@@ -2,8 +2,8 @@
 
 `raw_input_contents` has all inputs or none. Those of a long message stay views of it: its top level
 is read here, and protobuf sees the rest, which is short (80 MB take protobuf 0.1 s). Typed contents
-take many times their bytes in memory and are slow, so they are bounded. Who sends raw contents gets
-raw contents; FP16 and BF16 have no other form.
+take many times their bytes in memory and are slow, so they are bounded. Who sends typed contents
+gets typed contents; FP16 and BF16 have no such form.
 Source: Open Inference Protocol, open_inference_grpc.proto; protobuf's encoding.
 """
 
@@ -218,7 +218,8 @@ def call_of(request: Any, raw: Sequence[bytes | memoryview]) -> InferCall:
             f"the request has {len(inputs)} inputs; must be 1 to {open_inference.MAX_TENSORS}",
             param="inputs",
         )
-    is_raw, outputs = bool(raw), list[RequestedOutput]()
+    is_raw = not any(each.HasField("contents") for each in inputs)
+    outputs: list[RequestedOutput] = []
     found, external = _tensors(inputs, raw)
     open_inference.refuse_duplicates("inputs", [tensor.name for tensor in found])
     for each in request.outputs:
