@@ -1,11 +1,11 @@
 """Bench: what does a request cost in each form that callers may send it in?
 
 `python -m loadtests.benches.protocols`: 1, 32 and 128 clients send the same 24 INT64, and one
-sends 8 MB of INT64, as JSON, as binary data, as an Arrow stream and in shared memory over HTTP, and by
-gRPC, to one Headrace behind HAProxy, whose device takes 2 ms for a batch of at most 32 rows; and to
-Triton with the same device in its Python backend. Measured are requests a second, p50 and p99, and
-the processor time of a request in all of the server's processes. gRPC's client takes more of the
-machine than HTTP's, so the processor time is what compares the forms; rates compare servers.
+sends 8 MB of INT64, as JSON, as binary data, as an Arrow stream and in shared memory over HTTP,
+and by gRPC, to one Headrace behind HAProxy, whose device takes 2 ms for a batch of at most 32 rows;
+and to Triton with the same device in its Python backend. Measured are requests a second, p50 and
+p99, and the processor time of a request in all of the server's processes. gRPC's client takes more
+of the machine than HTTP's, so the processor time is what compares the forms; rates compare servers.
 """
 
 from __future__ import annotations
