@@ -111,7 +111,13 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if self._grpc is not None and scope["raw_path"].startswith(GRPC_PREFIXES):
+            if (
+                self._grpc is not None
+                and scope["raw_path"].startswith(GRPC_PREFIXES)
+                and (
+                    scope.get("http_version") != "1.0"  # which has no trailers
+                )
+            ):
                 call = self._grpc.exchange(scope, receive, send, self._disconnects)
                 await self._http(call, scope["headers"], partial(self._grpc.answer, call))
                 return

@@ -23,7 +23,6 @@ from deployments.gateway.grpc.infer_codec import GrpcInferCodec
 from deployments.gateway.grpc.inner_call import InnerCall
 from deployments.gateway.grpc.pages import PAGES, PageMethod
 from deployments.gateway.grpc.stream import InferStream, MessageStream
-from deployments.gateway.http import request_head
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
@@ -34,6 +33,7 @@ from deployments.gateway.services import GatewayServices
 from deployments.settings.gateway import GrpcSettings
 
 PREFIXES = tuple(f"/{name}/".encode() for name in messages.SERVICES)
+PUBLIC = ("", *messages.SERVICES)  # whose health is the whole server's, and needs no key
 _SMALL = small_body("a message of this method may be")
 _MAX_REFLECTIONS = 1000  # of one stream: more than the services have symbols
 _LOOK_S = 1.0
@@ -89,32 +89,29 @@ class GrpcCalls:
 
     async def _answer_by_page(self, call: GrpcExchange, method: PageMethod) -> None:
         request = await _read(call, method.request)
-        inner = await self._asked(call, method.verb, method.path(request), method.body(request))
+        inner = await self._asked(call, method.verb, method.route(request), method.body(request))
         await call.reply(200, Encoded(method.message(inner.status, inner.answer)))
 
     async def _asked(
-        self, call: GrpcExchange, verb: str, path: str, body: bytes = b""
+        self, call: GrpcExchange, verb: str, route: Route, body: bytes = b""
     ) -> InnerCall:
-        inner = InnerCall(call, verb, path, body)
-        route = request_head.match(path)
-        if route is None or verb not in route.methods:  # a name that no model can have
-            raise errors.NotFound("there is no such model", param="model")
+        inner = InnerCall(call, verb, call.path, body)
         await self._page(inner, route)
         return inner
 
     async def _health(self, call: GrpcExchange, service: str) -> int:
         """Raises NotFound for a model that the caller does not know, and Unauthorized."""
-        if service in ("", *messages.SERVICES):
-            inner = await self._asked(call, "GET", "/v2/health/ready")
+        if service in PUBLIC:
+            inner = await self._asked(call, "GET", Route("ready", ()))
         else:
             model = PAGES["ModelReady"]
-            inner = await self._asked(call, "GET", model.path(model.request(name=service)))
+            inner = await self._asked(call, "GET", model.route(model.request(name=service)))
         return _SERVING if inner.status == 200 else _NOT_SERVING
 
     async def _watch(self, call: GrpcExchange) -> None:
         """Sends the status, and each change of it, until the client leaves or the server ends."""
         request = await _read(call, _HealthRequest)
-        stream = MessageStream(call, self._services)
+        stream = MessageStream(call, self._services, is_public=request.service in PUBLIC)
         async with stream:
             said = None
             while not stream.ended:
@@ -126,6 +123,7 @@ class GrpcCalls:
                     said = status
                     await stream.send(_HealthResponse(status=status).SerializeToString())
                 await stream.wait_ended(_LOOK_S)
+            stream.is_cut = True
 
     async def _reflection(self, call: GrpcExchange) -> None:
         servicer = await asyncio.to_thread(_reflection_servicer)
@@ -142,10 +140,12 @@ class GrpcCalls:
                     )
                 await stream.send(servicer(message))
 
-    def _generates(self, name: str) -> bool:
+    def _generates(self, name: str) -> str | None:
         models = self._services.models
-        served = models.queued.get(models.name_of(name))
-        return served is not None and served.description.generating is not None
+        served = models.queued.get(models.name_of(name.partition(":")[0]))
+        if served is None or served.description.generating is None:
+            return None
+        return served.description.version
 
 
 async def _read(call: GrpcExchange, kind: Any) -> Any:

@@ -175,7 +175,6 @@ def _engines_refusal(status: int, body: bytes) -> errors.HeadraceError:
         error.message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         error.message = f"the engine answered {status}"
-    error.status = status
     return error
 
 

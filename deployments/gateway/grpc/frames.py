@@ -27,7 +27,7 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _NEVER = -1
 _MAX_RETRY_MS = 86_400_000  # a day
-_MAX_TEXT = 2048  # of a status: heads have bounds at clients, too
+MAX_TEXT = 2048  # of a status: heads have bounds at clients, too
 # Errors by their HTTP status; errors of one status mean one thing here (contract/errors.py).
 _CODES = {
     400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 414: 8, 415: 12, 422: 9, 429: 8,
@@ -53,11 +53,13 @@ def inflated(message: bytes | memoryview, max_bytes: int) -> bytes:
     """A short message that was sent compressed. Raises BadRequest and BodyTooLarge."""
     stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # gzip or deflate, by its head
     try:
-        found = stream.decompress(message, max_bytes)
+        found = stream.decompress(message, max_bytes + 1)
     except zlib.error:
         raise errors.BadRequest("a message is not compressed as grpc-encoding says") from None
-    if stream.unconsumed_tail or not stream.eof:
+    if len(found) > max_bytes:
         raise errors.BodyTooLarge(f"a message of this method may have {max_bytes} bytes")
+    if not stream.eof or stream.unused_data:
+        raise errors.BadRequest("a compressed message is not whole, or more follows it")
     return found
 
 
@@ -90,7 +92,9 @@ def text(message: str) -> bytes:
     """A status message, in the form of the header: percent-encoded UTF-8, cut to a length that
     every client takes."""
     safe = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-    encoded = quote_from_bytes(message.encode("utf-8", "replace"), safe=safe)
-    if len(encoded) > _MAX_TEXT:
-        encoded = re.sub("%[0-9A-F]?$", "", encoded[:_MAX_TEXT])
-    return encoded.encode()
+    message = message[:MAX_TEXT]
+    while True:
+        encoded = quote_from_bytes(message.encode("utf-8", "replace"), safe=safe)
+        if len(encoded) <= MAX_TEXT:
+            return encoded.encode()
+        message = message[: len(message) * MAX_TEXT // len(encoded)]

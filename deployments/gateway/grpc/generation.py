@@ -1,9 +1,10 @@
 """Models that generate, over Open Inference: Triton's tensors of text to completions, and back.
 
 Inputs as those of Triton's vLLM backend: `text_input`, `stream`, `sampling_parameters` (a JSON
-object of the fields that `/v1/completions` takes) and `exclude_input_in_output` (true unless it is
-sent). The output is `text_output`, one element for each sequence; of a stream one message for each
-piece. Everything else about them is as over HTTP.
+object of the fields that `/v1/completions` takes; without it, the request's parameters are it) and
+`exclude_input_in_output` (a whole text begins with its prompt unless this is true). The output is
+`text_output`, one element for each sequence; of a stream one message for each piece, and the last
+says that it is. Everything else about them is as over HTTP.
 Source: triton-inference-server/vllm_backend, README and model.py.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.contract.errors import BadRequest, RowFailed
+from deployments.contract.errors import BadRequest, NotFound, RowFailed
 from deployments.gateway.grpc.messages import ModelInferResponse
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
@@ -40,6 +41,7 @@ _OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "echo")
 class _Choice(msgspec.Struct):
     text: str = ""
     index: int = 0
+    finish_reason: str | None = None
 
 
 class _Error(msgspec.Struct):
@@ -52,15 +54,25 @@ class _Completion(msgspec.Struct):
 
 
 _completion = msgspec.json.Decoder(_Completion)
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ADAPTER = "lora_name"
+# Parameters that say something of the call, not of the text.
+_OF_THE_CALL = ("triton_", "sequence_", "timeout", "priority", "headers", "binary_data")
+_NUMBERS = frozenset(
+    {"n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+     "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty",
+     "length_penalty", "truncate_prompt_tokens"}
+)  # fmt: skip
+_object = msgspec.json.Decoder(dict[str, Any])
+_numbers = msgspec.json.Decoder(int | float)
 
 
 class TextAnswer:
     """What is kept of one call until it is answered, and how the engine's answers become
     messages."""
 
-    def __init__(self, call: InferCall, streams: bool) -> None:
-        self._model, self._id = call.model, call.id or ""
+    def __init__(self, call: InferCall, version: str, streams: bool, sequences: int) -> None:
+        self._model, self._version, self._id = call.model, version, call.id or ""
+        self._unfinished = sequences
         self.streams = streams
         self.ends_empty = call.parameters.get(EMPTY_FINAL) is True
         self._rest = b""
@@ -89,15 +101,19 @@ class TextAnswer:
             if found.error is not None:
                 yield b"", found.error.message
             for choice in found.choices:
-                if choice.text:
-                    yield self._response([choice.text], final=False), ""
+                self._unfinished -= choice.finish_reason is not None
+                ends = self._unfinished <= 0 and not self.ends_empty
+                if choice.text or ends:
+                    yield self._response([choice.text], final=ends), ""
 
     def last(self) -> bytes:
         """The empty message that ends a stream, where it was asked for."""
         return self._response(None, final=True)
 
     def _response(self, texts: list[str] | None, final: bool | None) -> bytes:
-        response = ModelInferResponse(model_name=self._model, model_version="1", id=self._id)
+        response = ModelInferResponse(
+            model_name=self._model, model_version=self._version, id=self._id
+        )
         if final is not None:
             response.parameters[FINAL].bool_param = final
         if texts is not None:
@@ -110,8 +126,16 @@ class TextAnswer:
         return serialised
 
 
-def completion_of(call: InferCall, *, may_stream: bool) -> tuple[GenerationCall, TextAnswer]:
-    """`may_stream`: the answer may have several messages. Raises BadRequest."""
+def completion_of(
+    call: InferCall, version: str, *, may_stream: bool
+) -> tuple[GenerationCall, TextAnswer]:
+    """`version`: the model's; `may_stream`: the answer may have several messages. Raises BadRequest
+    and NotFound."""
+    if call.version not in (None, version):
+        raise NotFound(
+            f"model {call.model} has no version '{call.version}'; the live version is {version}",
+            param="model",
+        )
     given = {tensor.name: _value(tensor) for tensor in call.tensors}
     if "text_input" not in given:
         raise BadRequest("the input text_input is missing", param="inputs")
@@ -119,34 +143,43 @@ def completion_of(call: InferCall, *, may_stream: bool) -> tuple[GenerationCall,
     if unknown:
         raise BadRequest(f"Unknown output '{unknown[0]}'; '{call.model}' has {OUTPUT}.")
     streams = may_stream and given.get("stream", False)
-    echo = not given.get("exclude_input_in_output", True)
+    echo = not given.get("exclude_input_in_output", streams)
     if echo and streams:
         raise BadRequest("exclude_input_in_output must be true where the answer is streamed")
+    sampling = _sampling(given.get("sampling_parameters", ""), call.parameters)
+    adapter = sampling.pop(_ADAPTER, None)
     fields: dict[str, Any] = {
-        "model": call.model,
+        "model": call.model if adapter is None else f"{call.model}:{adapter}",
         "prompt": given["text_input"],
         "stream": streams,
         **({"echo": True} if echo else {}),
     }
-    body = json.dumps(fields).encode()
-    sampling = _sampling(given.get("sampling_parameters", ""))
-    if sampling:
-        body = b"%b, %b" % (body[:-1], msgspec.json.encode(sampling)[1:])
-    return openai_generation.decode_completion(body), TextAnswer(call, streams)
+    asked = openai_generation.decode_completion(json.dumps({**fields, **sampling}).encode())
+    return asked, TextAnswer(call, version, streams, asked.sequences)
 
 
-def _sampling(text: str) -> dict[str, msgspec.Raw]:
-    """Raises BadRequest."""
-    if not text:
-        return {}
-    try:
-        found = _object.decode(text)
-    except msgspec.DecodeError as why:
-        raise BadRequest(f"sampling_parameters must be a JSON object: {why}") from None
+def _sampling(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Numbers may be texts, as Triton's examples send them. Raises BadRequest."""
+    if text:
+        try:
+            found = _object.decode(text)
+        except msgspec.DecodeError as why:
+            raise BadRequest(f"sampling_parameters must be a JSON object: {why}") from None
+    else:
+        found = {k: v for k, v in parameters.items() if not k.startswith(_OF_THE_CALL)}
     for name in _OWN_FIELDS:
         if name in found:
             raise BadRequest(f"sampling_parameters may not have {name}; it has an input of its own")
-    return found
+    return {name: _number(value) if name in _NUMBERS else value for name, value in found.items()}
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return _numbers.decode(value)
+    except msgspec.DecodeError:
+        return value
 
 
 def _value(tensor: Tensor) -> Any:

@@ -9,6 +9,7 @@ Source: Open Inference Protocol, open_inference_grpc.proto; protobuf's encoding.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from deployments.gateway.http.codecs import InferCodec
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.large_answers import PACKED_BYTES, PIECE_BYTES, LargeAnswer, Parts
 from deployments.gateway.http.protocols import open_inference, tensors
+from deployments.gateway.http.protocols.json_body import Breaks
 from deployments.gateway.http.protocols.tensors import (
     HALVES,
     Encoded,
@@ -39,8 +41,13 @@ from deployments.gateway.rows import Array, RowAnswer, Rows
 
 _LONG_BYTES = 65_536
 MAX_SHORT_BYTES = 4 << 20  # of a message, all but its raw contents
-MAX_FIELDS = 4096
+_FEW_BYTES = 4096  # a message that has no more has few of everything
+MAX_FIELDS = 512  # of a message, of one of its tensors
+MAX_NAME = 256  # characters; names are in errors
+_SLICE = 65_536  # of typed contents, elements
 _RAW_INPUT, _RAW_OUTPUT = 7, 6
+_ID = 3
+_OF_TENSORS = (5, 6)  # inputs and outputs
 _MISSING = memoryview(b"")
 _LENGTH = 2  # protobuf's wire type of what has a length
 _FIXED = {1: 8, 5: 4}
@@ -54,12 +61,12 @@ _CONTENTS = {
 
 
 class GrpcInferCodec(InferCodec):
-    """The call names its model, and may name a version. `generates`: whether a model of this name
-    does."""
+    """The call names its model, and may name a version. `generates`: the version of the model of
+    this name if it generates, else None."""
 
     label = "grpc"
 
-    def __init__(self, generates: Callable[[str], bool]) -> None:
+    def __init__(self, generates: Callable[[str], str | None]) -> None:
         self._generates = generates
 
     def decode(
@@ -71,14 +78,17 @@ class GrpcInferCodec(InferCodec):
         try:
             if len(body) > _LONG_BYTES:
                 body, raw = without_raw(memoryview(body))
+            if len(body) > _FEW_BYTES:
+                check_fields(memoryview(body))
             request = ModelInferRequest.FromString(body)
         except DecodeError:
             raise BadRequest("the message is no inference.ModelInferRequest") from None
-        exchange.message_id = request.id
+        exchange.message_id = request.id[:MAX_NAME]
         call = call_of(request, request.raw_input_contents if raw is None else raw)
-        if not self._generates(call.model):
+        version = self._generates(call.model)
+        if version is None:
             return call
-        asked, exchange.text = completion_of(call, may_stream=exchange.may_stream)
+        asked, exchange.text = completion_of(call, version, may_stream=exchange.may_stream)
         return asked
 
     def encode(
@@ -105,11 +115,7 @@ class GrpcInferCodec(InferCodec):
     ) -> LargeAnswer:
         joined = join(call, rows, by_output(rows, answers), d)
         response, placed = _response(call, d, joined), places(call)
-        if not _is_raw(call, joined):
-            for entry, output in zip(response.outputs, joined, strict=True):
-                for row in () if output.name in placed else output.padded():
-                    _typed(entry.contents, output.datatype, row)
-            return _in_pieces(response.SerializeToString(), ())
+        # Raw whatever was sent: typed contents would be in memory several times, and at once.
         carried = [None if output.name in placed else output for output in joined]
         return _in_pieces(response.SerializeToString(), carried)
 
@@ -170,6 +176,28 @@ def without_raw(view: memoryview) -> tuple[bytes, list[memoryview]]:
     return b"".join(kept), raw
 
 
+def check_fields(view: memoryview) -> None:
+    """Of a request without raw contents: no more fields than protobuf reads in a millisecond. Each
+    entry of a map is one. Raises BadRequest and DecodeError."""
+    for at, (number, start, end, _) in enumerate(_fields(view)):
+        inner = _fields(view[start:end]) if number in _OF_TENSORS else ()
+        if at >= MAX_FIELDS or any(nth >= MAX_FIELDS for nth, _ in enumerate(inner)):
+            raise BadRequest(
+                f"the message, or one of its tensors, has more than {MAX_FIELDS} fields"
+            )
+
+
+def id_of(message: bytes) -> str:
+    """The id of a request that is not read; "" where it has none, or is no request."""
+    with contextlib.suppress(DecodeError):
+        for at, (number, start, end, _) in enumerate(_fields(memoryview(message))):
+            if number == _ID:
+                return message[start:end][:MAX_NAME].decode("utf-8", "replace")
+            if at >= MAX_FIELDS:
+                break
+    return ""
+
+
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
     """Of the top level: number, where the value starts and ends, and where the field begins.
     Raises DecodeError."""
@@ -213,6 +241,9 @@ def call_of(request: Any, raw: Sequence[bytes | memoryview]) -> InferCall:
     inputs = request.inputs
     if not request.model_name:
         raise BadRequest("model_name is missing", param="model_name")
+    tensors_named = (each.name for each in (*inputs[:MAX_FIELDS], *request.outputs[:MAX_FIELDS]))
+    if max(map(len, (request.model_name, request.model_version, *tensors_named))) > MAX_NAME:
+        raise BadRequest(f"a name has more than {MAX_NAME} characters")
     if not 1 <= len(inputs) <= open_inference.MAX_TENSORS:
         raise BadRequest(
             f"the request has {len(inputs)} inputs; must be 1 to {open_inference.MAX_TENSORS}",
@@ -321,8 +352,14 @@ def _from_contents(contents: Any, name: str, datatype: str, shape: list[int]) ->
         flat = np.empty(count, dtype=object)
         flat[:] = list(values)
         return flat.reshape(shape)
+    found, breaks = np.empty(count, dtype), Breaks()
     try:
-        return np.array(list(values), dtype=dtype).reshape(shape)
+        for start in range(0, count, _SLICE):
+            part = values[start : start + _SLICE]
+            found[start : start + len(part)] = np.array(part, dtype)
+            if count > _SLICE:
+                breaks.take()
+        return found.reshape(shape)
     except OverflowError:
         raise BadRequest(f"Tensor '{name}': a value is out of {datatype}'s range.") from None
 

@@ -1,6 +1,6 @@
 """The methods that ask about the server and its models: each is one of the HTTP pages, translated.
 
-A request becomes the path and body of the page, and the page's JSON becomes the message: Triton's
+A request becomes the route and body of the page, and the page's JSON becomes the message: Triton's
 messages and its JSON have the same names. Who may read what, the page decides.
 """
 
@@ -9,22 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from google.protobuf import json_format
 
 from deployments.gateway.grpc import messages
 from deployments.gateway.grpc.generation import INPUTS, OUTPUT
+from deployments.gateway.http.request_head import Route
 
 
 class PageMethod(NamedTuple):
-    """`path`: of the request's page; `body`: of its request; `answer`: the message's fields, of the
+    """`route`: to the page; `body`: of its request; `answer`: the message's fields, of the
     page's status and JSON."""
 
     request: Any
     response: Any
     verb: str
-    path: Callable[[Any], str]
+    route: Callable[[Any], Route]
     answer: Callable[[int, Any], dict[str, Any]]
     body: Callable[[Any], bytes] = lambda _: b""
 
@@ -36,24 +36,18 @@ class PageMethod(NamedTuple):
         return serialised
 
 
-def _of_model(action: str) -> Callable[[Any], str]:
-    def path(request: Any) -> str:
-        version = f"/versions/{quote(request.version, safe='')}" if request.version else ""
-        return f"/v2/models/{quote(request.name, safe='')}{version}{action}"
-
-    return path
+def _of_model(endpoint: str) -> Callable[[Any], Route]:
+    return lambda request: Route(endpoint, (), request.name, request.version or None)
 
 
-def _of_region(action: str) -> Callable[[Any], str]:
-    def path(request: Any) -> str:
-        region = f"/region/{quote(request.name, safe='')}" if request.name else ""
-        return f"/v2/systemsharedmemory{region}/{action}"
-
-    return path
+def _of_region(endpoint: str) -> Callable[[Any], Route]:
+    return lambda request: Route(endpoint, (), region=request.name)
 
 
-def _statistics(request: Any) -> str:
-    return _of_model("/stats")(request) if request.name else "/v2/models/stats"
+def _statistics(request: Any) -> Route:
+    if request.name:
+        return _of_model("model_statistics")(request)
+    return Route("all_statistics", ())
 
 
 def _metadata(status: int, page: Any) -> dict[str, Any]:
@@ -88,40 +82,38 @@ def _as_it_is(status: int, page: Any) -> dict[str, Any]:
     return dict(page)
 
 
-def _method(name: str, path: Any, answer: Any = _as_it_is, verb: str = "GET", **more: Any) -> Any:
+def _method(name: str, page: Any, answer: Any = _as_it_is, verb: str = "GET", **more: Any) -> Any:
     request, response = (messages.message(f"inference.{name}{each}") for each in _ENDS)
-    where = path if callable(path) else lambda _: path
-    return PageMethod(request, response, verb, where, answer, **more)
+    route = page if callable(page) else lambda _: Route(page, ())
+    return PageMethod(request, response, verb, route, answer, **more)
 
 
 _ENDS = ("Request", "Response")
 PAGES: dict[str, PageMethod] = {
-    "ServerLive": _method("ServerLive", "/v2/health/live"),
-    "ServerReady": _method(
-        "ServerReady", "/v2/health/ready", lambda status, _: {"ready": status == 200}
-    ),
+    "ServerLive": _method("ServerLive", "live"),
+    "ServerReady": _method("ServerReady", "ready", lambda status, _: {"ready": status == 200}),
     "ModelReady": _method(
-        "ModelReady", _of_model("/ready"), lambda status, _: {"ready": status == 200}
+        "ModelReady", _of_model("model_ready"), lambda status, _: {"ready": status == 200}
     ),
-    "ServerMetadata": _method("ServerMetadata", "/v2"),
-    "ModelMetadata": _method("ModelMetadata", _of_model(""), _metadata),
-    "ModelConfig": _method("ModelConfig", _of_model("/config"), _config),
+    "ServerMetadata": _method("ServerMetadata", "server_metadata"),
+    "ModelMetadata": _method("ModelMetadata", _of_model("model_metadata"), _metadata),
+    "ModelConfig": _method("ModelConfig", _of_model("model_config"), _config),
     "ModelStatistics": _method("ModelStatistics", _statistics),
     "RepositoryIndex": _method(
         "RepositoryIndex",
-        "/v2/repository/index",
+        "repository_index",
         lambda _, page: {"models": page},
         "POST",
         body=lambda request: json.dumps({"ready": request.ready}).encode(),
     ),
     "SystemSharedMemoryStatus": _method(
         "SystemSharedMemoryStatus",
-        _of_region("status"),
+        _of_region("region_status"),
         lambda _, page: {"regions": {each["name"]: each for each in page}},
     ),
     "SystemSharedMemoryRegister": _method(
         "SystemSharedMemoryRegister",
-        _of_region("register"),
+        _of_region("region_register"),
         lambda *_: {},
         "POST",
         body=lambda request: json.dumps(
@@ -129,7 +121,7 @@ PAGES: dict[str, PageMethod] = {
         ).encode(),
     ),
     "SystemSharedMemoryUnregister": _method(
-        "SystemSharedMemoryUnregister", _of_region("unregister"), lambda *_: {}, "POST"
+        "SystemSharedMemoryUnregister", _of_region("region_unregister"), lambda *_: {}, "POST"
     ),
 }
 """By the method's name in `inference.GRPCInferenceService`."""

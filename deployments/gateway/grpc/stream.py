@@ -20,7 +20,7 @@ from typing import Any
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
 from deployments.gateway.grpc.exchange import GrpcExchange, check_compression
-from deployments.gateway.grpc.infer_codec import GrpcInferCodec, varint
+from deployments.gateway.grpc.infer_codec import GrpcInferCodec, id_of, varint
 from deployments.gateway.grpc.messages import ModelStreamInferResponse
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.protocols.tensors import Encoded
@@ -31,7 +31,10 @@ from yaml_document.credentials import without_keys
 MAX_UNDER_WAY = 64
 MAX_WAITING = 1024
 _RESPONSE = b"\x12"  # `infer_response` of ModelStreamInferResponse, before its length
-_DRAIN_LOOK_S = 0.25
+_DRAIN_LOOK_S = 2.0
+_A_TURN = 32  # messages; then others have their turn
+_MAX_REFUSED = 1024  # in a row, for want of room
+_CALL_BYTES = 8192  # what a message that waits takes besides its bytes
 _READ_AHEAD_BYTES = 262_144
 # `parameters["triton_final_response"] = true` of a ModelInferResponse, behind its other fields.
 _FINAL = bytes((0x22, 27, 0x0A, 21)) + b"triton_final_response" + bytes((0x12, 2, 0x08, 1))
@@ -43,8 +46,13 @@ class MessageStream:
     """The messages of one call, in both directions; `async with` counts it as under way and ends
     it. `ended`: its client has left, or the server ends."""
 
-    def __init__(self, call: GrpcExchange, services: GatewayServices) -> None:
+    def __init__(
+        self, call: GrpcExchange, services: GatewayServices, *, is_public: bool = False
+    ) -> None:
         self.call = call
+        self.is_cut = False  # not all that the client sends was read
+        self._is_public = is_public  # needs no key
+        self._ahead_bytes = 0
         self.left = asyncio.Event()
         self.lock = asyncio.Lock()
         self._services = services
@@ -57,7 +65,11 @@ class MessageStream:
         self._held = 0
 
     async def __aenter__(self) -> MessageStream:
-        self._services.identify(self.call)
+        try:
+            self._services.identify(self.call)
+        except errors.Unauthorized:
+            if not self._is_public:
+                raise
         self._services.begin(self.call.quota_key)
         self._pumping = asyncio.create_task(self._pump())
         return self
@@ -68,7 +80,7 @@ class MessageStream:
                 self._pumping.cancel()
             if self.left.is_set():
                 return isinstance(error, errors.CallerLeft)
-            if error is None and self._services.models.draining:
+            if error is None and self.is_cut and self._services.models.draining:
                 error = _draining()
             if error is not None and not isinstance(error, errors.HeadraceError):
                 return False
@@ -118,7 +130,10 @@ class MessageStream:
                     del buffer[:size]
                     self._partial(limits, 0)
                     yield compressed, body
-                if not more or self.ended:
+                if not more:
+                    break
+                if self.ended:
+                    self.is_cut = True
                     break
                 self._partial(limits, len(buffer))
                 data, more = await self._read(len(buffer), limits)
@@ -173,6 +188,7 @@ class MessageStream:
                     await self._news.wait()
         data = b"".join(self._parts)
         self._parts.clear()
+        self._ahead_bytes = 0
         self._taken.set()
         return data, not self._is_whole
 
@@ -186,9 +202,10 @@ class MessageStream:
             else:
                 if data := message.get("body", b""):
                     self._parts.append(data)
+                    self._ahead_bytes += len(data)
                 self._is_whole = not message.get("more_body", False)
             self._news.set()
-            if sum(map(len, self._parts)) > _READ_AHEAD_BYTES:
+            if self._ahead_bytes > _READ_AHEAD_BYTES:
                 self._taken.clear()
                 await self._taken.wait()
 
@@ -218,23 +235,40 @@ class InferStream:
 
     async def run(self) -> None:
         """Raises HeadraceError before anything was sent."""
-        stream, number = self._stream, 0
-        async with stream:
+        async with self._stream:
+            wrong: errors.HeadraceError | None = None
             try:
-                async for compressed, message in stream.messages(self._services.limits):
-                    number += 1
-                    call = StreamedCall(stream, message, compressed, number)
-                    if refusal := self._no_room(call):
-                        await call.refuse(refusal, _no_form)
-                        continue
-                    task = asyncio.create_task(self._answer(call))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                try:
+                    await self._take_all()
+                except errors.HeadraceError as error:
+                    wrong = error  # told when what came before has been answered
                 while self._tasks:
                     await asyncio.wait(self._tasks)
             finally:
-                for task in self._tasks:
+                rest = list(self._tasks)
+                for task in rest:
                     task.cancel()
+                await asyncio.gather(*rest, return_exceptions=True)
+            if wrong is not None:
+                raise wrong
+
+    async def _take_all(self) -> None:
+        stream, number, refused = self._stream, 0, 0
+        async for compressed, message in stream.messages(self._services.limits):
+            number += 1
+            call = StreamedCall(stream, message, compressed, number)
+            if refusal := self._no_room(call):
+                refused += 1
+                if refused > _MAX_REFUSED:
+                    raise refusal
+                await call.refuse(refusal, _no_form)
+            else:
+                refused = 0
+                task = asyncio.create_task(self._answer(call))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            if number % _A_TURN == 0:
+                await asyncio.sleep(0)
 
     def _no_room(self, call: StreamedCall) -> errors.HeadraceError | None:
         """Why one more message cannot wait. Nothing is left unread for that: HAProxy takes a
@@ -255,7 +289,8 @@ class InferStream:
     async def _answer(self, call: StreamedCall) -> None:
         try:
             async with self._places:
-                await self._pipeline.answer(call, self._codec, None)
+                if not self._stream.left.is_set():
+                    await self._pipeline.answer(call, self._codec, None)
         except Exception:
             logger.exception("unexpected", extra={"request_id": call.request_id.decode("latin-1")})
             await call.failed()
@@ -266,7 +301,7 @@ class InferStream:
 class StreamedCall(GrpcExchange):
     """One message of a stream, and its answers. `number`: which of the stream's."""
 
-    __slots__ = ("_message", "_stream", "_writes")
+    __slots__ = ("_ended", "_message", "_stream", "_writes")
     may_stream = True
 
     def __init__(
@@ -285,6 +320,7 @@ class StreamedCall(GrpcExchange):
         self.request_id = b"%b-%d" % (call.request_id, number)
         self._stream, self._message, self._compressed = stream, message, compressed
         self._writes = False  # an answer in pieces
+        self._ended = False  # its last message was sent
 
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
         if len(self._message) > limits.max_bytes:
@@ -297,7 +333,7 @@ class StreamedCall(GrpcExchange):
     def keep(self, room: BodyRoom) -> None:
         """Count the message until it is answered. Raises Overloaded."""
         self.quota_key = self._stream.call.quota_key
-        self.hold(len(self._message), room)
+        self.hold(len(self._message) + _CALL_BYTES, room)
 
     async def until_disconnect(self) -> None:
         await self._stream.left.wait()
@@ -313,18 +349,21 @@ class StreamedCall(GrpcExchange):
 
     async def failed(self) -> None:
         """Of a fault that nobody expected."""
-        if not self.replied:
+        if not self._ended:
             await self._say(
                 "an unexpected error; the server's log has its details under the request id "
                 + self.request_id.decode("latin-1")
             )
 
     async def _say(self, message: str) -> None:
-        answer = ModelStreamInferResponse(error_message=without_keys(message))
-        answer.infer_response.id = self.message_id
+        self._ended = True
+        said = without_keys(message[: frames.MAX_TEXT])
+        answer = ModelStreamInferResponse(error_message=said)
+        answer.infer_response.id = self.message_id or id_of(self._message)
         await self._stream.send(answer.SerializeToString())
 
     async def _send_whole(self, status: int, answer: Encoded, headers: Headers) -> None:
+        self._ended = True
         await self._stream.send(*_response(answer.body, _FINAL))
 
     async def begin(self, answer: Encoded, headers: Headers) -> None:
@@ -351,6 +390,7 @@ class StreamedCall(GrpcExchange):
                 await self._stream.send(*_response(response))
 
     async def end_stream(self) -> None:
+        self._ended = True
         if self.text is None:
             await self._stream.write(_FINAL)
             self._writes = False

@@ -63,6 +63,7 @@ class Exchange:
     __slots__ = (
         "_answer_bytes",
         "_at_once",
+        "_held_by",
         "_held_bytes",
         "_receive",
         "_room",
@@ -97,7 +98,7 @@ class Exchange:
         self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
-        self.quota_key = NOBODY
+        self.quota_key = self._held_by = NOBODY
         self.cors: Iterable[tuple[bytes, bytes]] = ()
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
@@ -245,7 +246,9 @@ class Exchange:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
         if not size_bytes:
             return
-        room.take(self.quota_key, size_bytes, self._held_bytes)
+        if not self._held_bytes:  # the caller may be another one later
+            self._held_by = self.quota_key
+        room.take(self._held_by, size_bytes, self._held_bytes)
         self._room = room
         self._held_bytes += size_bytes
 
@@ -259,7 +262,7 @@ class Exchange:
     def release(self) -> None:
         self._answer_bytes = 0
         if self._room is not None and self._held_bytes:
-            self._room.give(self.quota_key, self._held_bytes)
+            self._room.give(self._held_by, self._held_bytes)
             self._held_bytes = 0
 
     async def next_part(self) -> Message:
@@ -394,7 +397,7 @@ class Exchange:
 
         def held(size_bytes: int) -> None:
             room.keep(self.quota_key, size_bytes)
-            self._room, self._held_bytes = room, size_bytes
+            self._room, self._held_bytes, self._held_by = room, size_bytes, self.quota_key
 
         try:
             await self._send({"type": TAKEN, "held": held})

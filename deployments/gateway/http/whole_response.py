@@ -119,6 +119,7 @@ class WholeResponseCycle(_UvicornCycle):
     def _end_with_trailers(self, trailers: Any) -> None:
         """Of an answer in chunks."""
         if not self.disconnected and not self.response_complete:
+            self.keep_alive = self.keep_alive and not self.more_body
             self.transport.write(_ending(trailers))
             self._complete()
 
