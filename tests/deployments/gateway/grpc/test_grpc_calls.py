@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from generating import Played, add
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,7 +20,7 @@ from grpc_stand import KEY, GrpcStand, grpc_standing
 
 from deployments.contract.channel.stream_messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.gateway.grpc import messages
+from deployments.gateway.grpc import frames, messages
 
 INFER = f"/{messages.INFERENCE}/ModelInfer"
 STREAM = f"/{messages.INFERENCE}/ModelStreamInfer"
@@ -231,7 +232,9 @@ async def test_a_stream_has_a_bound_of_what_waits(
         call = stream(channel, PATIENT)
         for number in range(4):
             await call.write(request(id=str(number)))
-        assert "3 messages of this stream are not answered" in (await call.read()).error_message
+        refusal = await call.read()
+        assert "3 messages of this stream are not answered" in refusal.error_message
+        assert refusal.infer_response.id == "3"
         served.stand.channels["device"].let_go()
         answers = [(await call.read()).infer_response.id for _ in range(3)]
         assert set(answers) == {"0", "1", "2"}
@@ -251,7 +254,58 @@ async def test_a_message_that_is_no_request_is_answered_in_the_stream(
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_draining_server_ends_its_streams(served: GrpcStand) -> None:
+async def test_a_wrong_frame_ends_a_stream_behind_what_was_accepted(served: GrpcStand) -> None:
+    held = served.stand.channels["device"]
+    held.hold()
+    good = request(id="a").SerializeToString()
+    body = frames.prefix(len(good)) + good + b"\x07\0\0\0\0"
+    async with httpx.AsyncClient() as client:
+        asked = client.post(
+            f"http://127.0.0.1:{served.http_port}{STREAM}",
+            content=body,
+            headers={"content-type": "application/grpc", "x-timeout-ms": "20000"},
+        )
+        answering = asyncio.ensure_future(asked)
+        await until(lambda: served.stand.app.under_way == 2)
+        held.let_go()
+        answer = await answering
+    found = messages.ModelStreamInferResponse.FromString(answer.content[5:])
+    assert found.infer_response.id == "a"
+    await nothing_is_under_way(served)
+
+
+async def test_who_has_left_has_nothing_more_run(served: GrpcStand) -> None:
+    held = served.stand.channels["device"]
+    held.hold()
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        call = stream(channel, PATIENT)
+        for number in range(300):
+            await call.write(request(id=str(number)))
+        await until(lambda: served.stand.app.under_way == 65)
+        sent = len(held.calls)
+        call.cancel()
+        await nothing_is_under_way(served)
+        assert len(held.calls) - sent <= 3  # batches, of what was under way
+
+
+async def test_a_stream_that_is_whole_ends_well_while_the_server_drains(served: GrpcStand) -> None:
+    held = served.stand.channels["device"]
+    held.hold()
+    async with grpc.aio.insecure_channel(served.target) as channel:
+        call = stream(channel, PATIENT)
+        await call.write(request(id="a"))
+        await call.done_writing()
+        await until(lambda: served.stand.app.under_way == 2)
+        served.stand.models.draining = True
+        held.let_go()
+        assert (await call.read()).infer_response.id == "a"
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_draining_server_ends_its_streams(
+    served: GrpcStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.gateway.grpc.stream._DRAIN_LOOK_S", 0.02)
     async with grpc.aio.insecure_channel(served.target) as channel:
         call = stream(channel)
         await call.write(request(id="a"))
@@ -274,6 +328,23 @@ async def test_health_is_the_servers_and_each_models(channel: grpc.aio.Channel) 
     for service in ("", messages.INFERENCE, "device"):
         assert (await stub.Check(asked(service))).status == 1
     assert (await refused(stub.Check(asked("nobody")))).code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_servers_health_is_watched_without_a_key(closed: GrpcStand) -> None:
+    async with grpc.aio.insecure_channel(closed.target) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(asked(""))
+        assert (await call.read()).status == 1
+        call.cancel()
+        error = await refused(health_pb2_grpc.HealthStub(channel).Watch(asked("device")).read())
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("name", ["stats", "a/b", ""])
+async def test_a_model_of_any_name_may_be_asked_for(channel: grpc.aio.Channel, name: str) -> None:
+    asked = messages.message("inference.ModelMetadataRequest")(name=name)
+    call = channel.unary_unary(f"/{messages.INFERENCE}/ModelMetadata")
+    error = await refused(call(asked.SerializeToString()))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_health_is_watched(served: GrpcStand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,8 +409,9 @@ def prompt(*, streams: bool, **more: Any) -> Any:
     return made
 
 
-def piece(text: str) -> bytes:
-    return b'data: {"choices": [{"index": 0, "text": "%b"}]}\n\n' % text.encode()
+def piece(text: str, reason: str = "null") -> bytes:
+    choice = f'{{"index": 0, "text": "{text}", "finish_reason": {reason}}}'
+    return f'data: {{"choices": [{choice}]}}\n\n'.encode()
 
 
 def texts(response: Any) -> list[bytes]:
@@ -371,6 +443,30 @@ async def test_a_stream_gets_the_pieces_of_a_text(
     assert not last.outputs
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
+
+
+async def test_the_last_piece_says_that_it_is(channel: grpc.aio.Channel, engines: Played) -> None:
+    call = stream(channel)
+    made = prompt(streams=True)
+    made.parameters["max_tokens"].int64_param = 7
+    made.parameters["temperature"].string_param = "0.5"
+    await call.write(made)
+    begun = await engines.until_begun(1)
+    assert b'"max_tokens": 7, "temperature": 0.5' in begun.call.body
+    engines.say(begun.lease_id, piece("Once"), tokens=(2, 0, 1))
+    assert not (await call.read()).infer_response.parameters["triton_final_response"].bool_param
+    rest = piece("", '"stop"') + b"data: [DONE]\n\n"
+    engines.say(begun.lease_id, rest, tokens=(2, 0, 2), end=StreamEnd.DONE)
+    last = (await call.read()).infer_response
+    assert last.parameters["triton_final_response"].bool_param
+    assert last.model_version == "1"
+
+
+async def test_a_version_that_is_not_live_is_not_found(
+    channel: grpc.aio.Channel, engines: Played
+) -> None:
+    error = await refused(infer(channel)(prompt(streams=False, model_version="99")))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_call_gets_a_text_whole(channel: grpc.aio.Channel, engines: Played) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,13 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.grpc import infer_codec
 from deployments.gateway.grpc.exchange import GrpcExchange
-from deployments.gateway.grpc.infer_codec import GrpcInferCodec, call_of, varint, without_raw
+from deployments.gateway.grpc.infer_codec import (
+    GrpcInferCodec,
+    call_of,
+    id_of,
+    varint,
+    without_raw,
+)
 from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from deployments.gateway.http.protocols.tensors import Fetched, InferCall
 from deployments.gateway.rows import RowAnswer, Rows
@@ -88,7 +95,7 @@ def decoded(body: bytes) -> Any:
         None,
         1 << 20,
     )
-    return GrpcInferCodec(lambda name: False).decode(body, exchange, None)
+    return GrpcInferCodec(lambda name: None).decode(body, exchange, None)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +183,46 @@ def test_a_message_may_not_be_long_but_for_its_raw_contents() -> None:
     with pytest.raises(BadRequest, match="send large tensors as raw_input_contents"):
         decoded(made.SerializeToString())
     many = request(raw_input_contents=[b""] * 40_000).SerializeToString()
-    with pytest.raises(BadRequest, match="more than 4096 fields"):
+    with pytest.raises(BadRequest, match="more than 512 fields"):
         decoded(many)
+
+
+@pytest.mark.parametrize("where", ["", "inputs", "outputs"])
+def test_maps_are_counted_before_protobuf_reads_them(where: str) -> None:
+    made = with_input(int64_contents=[1, 2])
+    made.outputs.add(name="sum")
+    holder = getattr(made, where)[0] if where else made
+    for number in range(513):
+        holder.parameters[str(number)].bool_param = True
+    with pytest.raises(BadRequest, match="more than 512 fields"):
+        decoded(made.SerializeToString())
+
+
+@pytest.mark.parametrize("where", ["model", "input", "output"])
+def test_names_are_short(where: str) -> None:
+    made = with_input(int64_contents=[1, 2])
+    name = "\u00e9" * 257
+    if where == "model":
+        made.model_name = name
+    elif where == "input":
+        made.inputs[0].name = name
+    else:
+        made.outputs.add(name=name)
+    with pytest.raises(BadRequest, match="a name has more than 256 characters"):
+        decoded(made.SerializeToString())
+
+
+def test_an_id_is_found_in_what_is_not_read() -> None:
+    made = with_input(int64_contents=[1, 2])
+    assert id_of(made.SerializeToString()) == ""
+    made.id = "\u00e9" * 300
+    assert id_of(made.SerializeToString()) == "\u00e9" * 128
+    assert id_of(b"\xff\xff") == ""
+
+
+def test_many_typed_contents_are_read_in_slices() -> None:
+    made = with_input("UINT8", (1, 200_000), uint_contents=list(range(200)) * 1000)
+    assert decoded(made.SerializeToString()).tensors[0].data.tolist() == [list(range(200)) * 1000]
 
 
 @pytest.mark.parametrize("raw", [True, False])
@@ -190,15 +235,15 @@ def test_a_large_answer_in_pieces_is_the_answer(
     answers = tuple(RowAnswer({"out": (datatype, array)}) for array in arrays)
     rows = Rows(5, (1,) * 5, {})
     call = InferCall([], "id", binary_outputs=raw)
-    codec = GrpcInferCodec(lambda name: False)
-    whole = codec.encode(call, rows, answers, d).body
+    codec = GrpcInferCodec(lambda name: None)
+    whole = codec.encode(replace(call, binary_outputs=True), rows, answers, d).body
     large = codec.pieces(call, rows, answers, d)
     made = b"".join(large.parts)
     assert large.size == len(made)
     found = ModelInferResponse.FromString(made)
     assert found == ModelInferResponse.FromString(whole)
     assert list(found.outputs[0].shape) == [5, 3]
-    assert bool(found.raw_output_contents) == (raw or datatype == "BF16")
+    assert found.raw_output_contents  # typed ones would be in memory at once
 
 
 def _values(datatype: str, row: int) -> Any:
