@@ -234,10 +234,6 @@ class Pipeline:
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
-                if call.external and isinstance(call, InferCall):
-                    # 11a. What the client wants in its shared memory. The answer says only where.
-                    found = region_outputs(call, done.rows, done.answers, description)
-                    await self._services.external.write(context, found)
                 encoded, large = await self._encoded(context, codec, call, done, description)
             except errors.HeadraceError as refusal:
                 if not selection.on_canary:
@@ -264,6 +260,11 @@ class Pipeline:
         if not size.known:
             size = codec.answer_size(call, done.rows, d, done.answers)
             services.hold_answer(context.exchange, size, done.rows)
+        if call.external and isinstance(call, InferCall):
+            # 11a. What the client wants in its shared memory, once nothing refuses the answer any
+            # more. The answer says only where.
+            found = region_outputs(call, done.rows, done.answers, d)
+            await services.external.write(context, found)
         if size.is_small:
             return codec.encode(call, done.rows, done.answers, d), None
         # 11b. A large answer is encoded off the event loop, a piece at a time.

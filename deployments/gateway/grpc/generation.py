@@ -136,6 +136,8 @@ def completion_of(
             f"model {call.model} has no version '{call.version}'; the live version is {version}",
             param="model",
         )
+    if call.external:
+        raise BadRequest("tensors of a model that generates are in the request and its answer")
     given = {tensor.name: _value(tensor) for tensor in call.tensors}
     if "text_input" not in given:
         raise BadRequest("the input text_input is missing", param="inputs")

@@ -256,7 +256,7 @@ def call_of(request: Any, raw: Sequence[bytes | memoryview]) -> InferCall:
     for each in request.outputs:
         asked = open_inference.RequestedTensor(each.name, _parameters(each.parameters))
         outputs.append(open_inference.requested(asked, is_raw))
-    open_inference.refuse_duplicates("outputs", [output.name for output in outputs])
+    open_inference.check_outputs([output.name for output in outputs])
     placed = [output.region for output in outputs if output.region is not None]
     return InferCall(
         found, request.id or None, outputs, is_raw, _parameters(request.parameters),

@@ -36,7 +36,12 @@ from deployments.gateway.http.large_answers import (
     Parts,
     size_of,
 )
-from deployments.gateway.http.protocols import arrow_answer, arrow_stream, embeddings
+from deployments.gateway.http.protocols import (
+    arrow_answer,
+    arrow_stream,
+    embeddings,
+    open_inference,
+)
 from deployments.gateway.http.protocols.arrow_answer import Written
 from deployments.gateway.http.protocols.arrow_messages import Column
 from deployments.gateway.http.protocols.arrow_stream import Stream
@@ -93,9 +98,15 @@ class ArrowInferCodec(InferCodec):
         is_answer = _is_answer(exchange.headers)
         if not _is_body(exchange.headers):
             call = super().decode(body, exchange, d)
+            if any(output.region is not None for output in call.outputs):
+                raise BadRequest(
+                    "An Arrow answer carries its outputs; ask for JSON with outputs in shared "
+                    "memory.",
+                    param="outputs",
+                )
             return ArrowInferCall(
                 call.tensors, call.id, call.outputs, call.binary_outputs, call.parameters,
-                is_answer=is_answer,
+                call.external, is_answer=is_answer,
             )  # fmt: skip
         stream = _read(body)
         if d is not None:
@@ -212,11 +223,13 @@ def _outputs(metadata: Mapping[str, str]) -> list[str]:
     if not said:
         return []
     try:
-        return _names.decode(said)
+        names = _names.decode(said)
     except msgspec.MsgspecError:
         raise BadRequest(
             "The schema's metadata 'outputs' must be a JSON list of names.", param="outputs"
         ) from None
+    open_inference.check_outputs(names)
+    return names
 
 
 def _whole(written: Written) -> Encoded:

@@ -149,10 +149,13 @@ class WholeResponseCycle(_UvicornCycle):
 
     async def _all_taken(self) -> None:
         """The connection keeps nothing back, until it has sent everything."""
-        if not self.disconnected:
+        # The loss of a connection is told to its latest request alone, and uvloop lets nobody
+        # change what is closing.
+        if not self.disconnected and not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=0)
             await self.flow.drain()
-            self.transport.set_write_buffer_limits()
+            if not self.transport.is_closing():
+                self.transport.set_write_buffer_limits()
 
     def _head(self, message: Any, *, chunked: bool = False) -> bytes:
         parts = [httptools_impl.STATUS_LINE[message["status"]]]

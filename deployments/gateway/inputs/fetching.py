@@ -62,10 +62,16 @@ class _Place(NamedTuple):
 async def resolve(host: str, port: int, threads: ThreadPoolExecutor) -> list[str]:
     """The addresses of a name, as the system resolves it. Raises OSError."""
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(
-        threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    )
+    try:
+        found = await loop.run_in_executor(
+            threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+    except UnicodeError:
+        raise OSError(f"{host} cannot be a name") from None
     return list(dict.fromkeys(str(address[4][0]) for address in found))
+
+
+_ENCODING = b"content-encoding"
 
 
 class Fetcher:
@@ -106,6 +112,8 @@ class Fetcher:
         content = bytearray()
         async with self._answer(place, label) as answer:
             head = {name.lower(): value for name, value in answer.headers}
+            encodings = [v for name, v in answer.headers if name.lower() == _ENCODING]
+            head[_ENCODING] = b",".join(encodings) or b"identity"
             self._check(place, label, answer.status, head)
             async for part in answer.aiter_stream():
                 if len(content) + len(part) > self.max_bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -29,6 +30,8 @@ import numpy as np
 from deployments.contract.errors import SOON_S, BadRequest, NotFound, Overloaded
 from deployments.gateway.http.protocols.tensors import Region, RegionOutput, RowTensor, pack
 from deployments.gateway.http.protocols.triton import RegisteredRegion
+
+logger = logging.getLogger("headrace.gateway")
 
 MAX_REGIONS = 64  # of one tenant
 _SHM = "/dev/shm"
@@ -140,6 +143,9 @@ class RegionTable:
                 if os.pwritev(file, buffers, at) != length:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 at += length
+                # Writing behind the end of a file that was cut would make it whole again.
+                if os.fstat(file).st_size < there:
+                    raise _truncated(output.label, region)
         output.size = size
 
     def _placed(
@@ -196,8 +202,19 @@ class RegionTable:
                 )
             # Whole once it has its name: nobody who reads takes the lock.
             new = path.with_name(uuid4().hex)
-            new.write_bytes(msgspec.json.encode(region))
-            os.replace(new, path)
+            try:
+                with new.open("wb") as file:
+                    file.write(msgspec.json.encode(region))
+                    file.flush()
+                    os.fsync(file.fileno())  # what has its name after a crash is whole
+                os.replace(new, path)
+            except OSError as fault:
+                raise Overloaded(
+                    f"the table of regions cannot be written: {fault.strerror}",
+                    retry_after_s=SOON_S,
+                ) from None
+            finally:
+                new.unlink(missing_ok=True)
 
     def _file(self, tenant: str, name: str) -> str:
         digest = blake2b(name.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -209,11 +226,17 @@ class RegionTable:
     def _read(self, path: str) -> RegisteredRegion | None:
         """Three system calls: pathlib would take twice as long as all of a small tensor's."""
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         try:
             return _entry.decode(os.read(file, _ENTRY_BYTES))
+        except msgspec.DecodeError:
+            logger.warning(
+                "an entry of the table of regions is damaged, and is forgotten: %s", path
+            )
+            Path(path).unlink(missing_ok=True)
+            return None
         finally:
             os.close(file)
 

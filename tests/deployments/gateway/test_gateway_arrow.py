@@ -258,3 +258,18 @@ async def test_the_example_of_the_docs_says_what_it_prints(
     answer = await post(stand, INFER, sent["data"], kind)
     sums = pa.ipc.open_stream(answer.body).read_all()["sum"].to_pylist()
     assert f"it prints `{sums}`" in page
+
+
+@pytest.mark.parametrize("names", [["sum", "sum"], [f"o{n}" for n in range(65)]])
+async def test_outputs_are_named_once_and_are_few(stand: Stand, names: list[str]) -> None:
+    answer = await post(stand, INFER, ids([1, 2], outputs=json.dumps(names)))
+    assert answer.status == 400, answer.body
+
+
+async def test_an_arrow_answer_carries_its_outputs(stand: Stand) -> None:
+    place = {"shared_memory_region": "out", "shared_memory_byte_size": 8}
+    tensor = {"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    asked = {"inputs": [tensor], "outputs": [{"name": "sum", "parameters": place}]}
+    headers = [(b"accept", b"application/vnd.apache.arrow.stream")]
+    answer = await ask(stand.app, "POST", INFER, headers, json.dumps(asked).encode())
+    assert (answer.status, b"An Arrow answer carries its outputs" in answer.body) == (400, True)

@@ -50,6 +50,7 @@ OCTET_STREAM = b"application/octet-stream"
 HEADER_LENGTH = BINARY_HEADER
 
 MAX_TENSORS = 64  # of a long request
+_MAX_TIMEOUT_US = 1 << 53
 MAX_PART_BYTES = 65_536  # of `parameters`, of `outputs` and of a shape of it
 _Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
 _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
@@ -194,7 +195,7 @@ def parse(
     call = InferCall(given, request.id, [], binary is True, parameters, external)
     if request.outputs:
         call.outputs = [requested(output, call.binary_outputs) for output in request.outputs]
-        refuse_duplicates("outputs", [output.name for output in call.outputs])
+        check_outputs([output.name for output in call.outputs])
         placed = [output.region for output in call.outputs if output.region is not None]
         if placed:
             call.external = [*external, *placed]
@@ -368,7 +369,7 @@ def with_parameters(options: RequestOptions, parameters: _Parameters) -> Request
     budget, and a `sequence_id` is a session where the headers name none. Raises BadRequest."""
     timeout_us = json_body.integer(parameters.get("timeout"))
     if timeout_us:
-        if type(timeout_us) is not int or timeout_us < 0:
+        if type(timeout_us) is not int or not 0 < timeout_us < _MAX_TIMEOUT_US:
             raise BadRequest("The parameter timeout must be a whole number of microseconds.")
         given_s = timeout_us / 1e6
         budget_s = given_s if options.budget_s is None else min(given_s, options.budget_s)
@@ -376,12 +377,21 @@ def with_parameters(options: RequestOptions, parameters: _Parameters) -> Request
     sequence = parameters.get("sequence_id")
     if sequence and not options.session:
         session = str(sequence)
-        if isinstance(sequence, bool) or not SESSION.fullmatch(session.encode()):
+        if type(sequence) not in (int, str) or not SESSION.fullmatch(session.encode()):
             raise BadRequest(
                 "The parameter sequence_id must be a whole number or 1 to 128 printable characters."
             )
         options = options._replace(session=session)
     return options
+
+
+def check_outputs(names: list[str]) -> None:
+    """Raises BadRequest for more than a request may name, or one twice: each is answered."""
+    if len(names) > MAX_TENSORS:
+        raise BadRequest(
+            f"the request names {len(names)} outputs; it may name {MAX_TENSORS}", param="outputs"
+        )
+    refuse_duplicates("outputs", names)
 
 
 def refuse_duplicates(what: str, names: list[str]) -> None:
