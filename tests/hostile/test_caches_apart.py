@@ -34,6 +34,8 @@ CACHES = {
     "deployments/process/code_version.py": NO_INPUT,
     "deployments/gateway/http/exchange.py": "parsed accept-encoding headers, some microseconds",
     "deployments/gateway/pages.py": NO_INPUT,
+    "deployments/gateway/grpc/calls.py": NO_INPUT,
+    "deployments/gateway/http/protocols/arrow_answer.py": "heads of answers, some microseconds",
     "deployments/gateway/http/protocols/classify.py": NO_INPUT,  # the length of models' labels
     "deployments/gateway/http/protocols/metadata.py": NO_INPUT,
     "deployments/gateway/http/protocols/openapi_schemas.py": NO_INPUT,

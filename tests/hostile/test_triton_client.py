@@ -25,7 +25,7 @@ REFUSED = {
     "update_log_settings": (({"log_verbose_level": 1},), "gateway.log"),
     "load_model": (("device",), "headrace apply"),
     "unload_model": (("device",), "headrace apply"),
-    "get_cuda_shared_memory_status": ((), "memory of devices"),
+    "register_cuda_shared_memory": (("x", b"aGFuZGxl", 0, 8), "CUDA shared memory"),
 }
 
 

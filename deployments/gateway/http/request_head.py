@@ -203,8 +203,7 @@ _TRITONS = (
     (re.compile(r"/v2/(models/[^/]+/)?trace/setting"), "spans are set up by gateway.tracing"),
     (re.compile(r"/v2/logging"), "logs are set up by gateway.log"),
     (re.compile(r"/v2/repository/models/[^/]+/(un)?load"),
-     "models come and go by `headrace apply` and `headrace deploy`"),
-    (re.compile(r"/v2/cudasharedmemory(/.*)?"), "memory of devices is not shared with callers"),
+     "models come and go by `headrace apply`"),
 )  # fmt: skip
 
 

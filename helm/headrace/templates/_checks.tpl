@@ -11,15 +11,9 @@ in themselves are left to the check that runs before an installation (`check.ena
   (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host)) }}
 {{- include "headrace.refuse" (list (semverCompare "<2.60.0-0" .Values.rayVersion)
   (printf "rayVersion is %s; Headrace runs on Ray 2.60, and KubeRay takes its probes and tokens by it" .Values.rayVersion)) }}
-{{- include "headrace.checkGone" . }}
-{{- include "headrace.checkName" . }}
-{{- include "headrace.checkGateways" . }}
-{{- include "headrace.checkPorts" . }}
-{{- include "headrace.checkGroups" . }}
-{{- include "headrace.checkDrain" . }}
-{{- include "headrace.checkHead" . }}
-{{- include "headrace.checkFiles" . }}
-{{- include "headrace.checkEdge" . }}
+{{- range list "Gone" "Name" "Gateways" "Ports" "Groups" "Drain" "Head" "Files" "Edge" }}
+{{- include (printf "headrace.check%s" .) $ }}
+{{- end }}
 {{- include "headrace.refuse" (list (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade")
   "upgrade.strategy is NewClusterWithIncrementalUpgrade, by which KubeRay gives each cluster a Service of its own, so that nothing here would lead to it; must be NewCluster or None") }}
 {{- include "headrace.refuse" (list (and (eq .Values.service.type "LoadBalancer") .Values.networkPolicy.enabled (not (contains "ipBlock" (toJson .Values.networkPolicy.callers))))

@@ -387,7 +387,6 @@ async def test_deflate_is_bounded_and_must_be_whole(stand: Stand, body: bytes, s
         ("GET", "/v2/logging", "gateway.log"),
         ("POST", "/v2/repository/models/device/load", "headrace apply"),
         ("POST", "/v2/repository/models/device/unload", "headrace apply"),
-        ("GET", "/v2/cudasharedmemory/status", "memory of devices"),
         ("GET", "/v2/loggings", "GET /docs lists the API"),
     ],
 )

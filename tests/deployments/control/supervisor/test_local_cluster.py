@@ -76,7 +76,7 @@ def cluster() -> LocalCluster:
     made = LocalCluster.__new__(LocalCluster)
     ServedModels.__init__(made, Serve(), Hanging())
     made._answered = True
-    made._port, made._tls = 1, False
+    made._reached, made._tls = ("127.0.0.1", 1), False
     return made
 
 
