@@ -6,11 +6,9 @@ decoded. It removes `Upgrade`, takes `path_prefix` off a path that has it, and l
 refusals as `gateway.cors` says. It bounds connections and unfinished bodies by address, so that
 nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
 four fifths of the connections and half of the places for bodies, because behind a load balancer all
-callers share one. `trusted_proxies` lists whose word for the caller's address is taken: of those
-that `X-Forwarded-For`, or else `Forwarded`, names, the right-most that is no such proxy. An IPv6
-address counts by its first 64 bits: the owner of one network has 2^64 of the rest (RFC 6177).
-Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
-`req.body_size`; RFC 7239. Its answers: docs/security.md.
+callers share one. `trusted_proxies` lists whose word for the caller's address is taken (`_hops`).
+An IPv6 address counts by its first 64 bits: one network has 2^64 of the rest (RFC 6177).
+Source: HAProxy 2.8's configuration manual, 4.2, 7.3.6; RFC 7239. Its answers: docs/security.md.
 """
 
 from __future__ import annotations
