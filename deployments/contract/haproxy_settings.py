@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATH = "/-/haproxy"
 """At a gateway's own server. HAProxy lets no caller ask for it (`haproxy_rules`)."""
-MAX_BYTES = 65_536  # of an answer
+MAX_BYTES = 131_072  # of an answer; that of the longest lists has some 100,000
 _END = "end"  # the last line: an answer that was cut off has none
 
 

@@ -54,6 +54,8 @@ OWN_PATHS = frozenset(
     ("-", "admin", "classify", "docs", "embed_sparse", "healthz", "metrics", "openapi.json",
      "pooling", "readyz", "rerank", "v1", "v2")
 )  # fmt: skip
+_MAX_PREFIX_PARTS = 16
+_GRPC_SERVICES = ("inference.GRPCInferenceService", "grpc.health.", "grpc.reflection.")
 _PATH_PREFIX = r"^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+$"
 
 
@@ -76,6 +78,7 @@ Origin = Annotated[
 ]
 ANY_ORIGIN = "*"
 _MAX_ORIGINS = 200
+_MAX_PROXIES = 1000  # networks; HAProxy learns them in one answer (contract/haproxy_settings.py)
 _DEFAULT_PORT = re.compile(r"http:.*:80|https:.*:443")
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 
@@ -286,6 +289,14 @@ class CorsSettings(Section):
                     "origins",
                     position,
                 )
+            port = re.search(r":([0-9]+)$", origin.rpartition("]")[2])
+            if port and not (port[1][0] != "0" and int(port[1]) <= 65_535):
+                raise wrong(
+                    f"has port {port[1]}, which no browser sends; must be 1 to 65535, without a "
+                    "zero in front",
+                    "origins",
+                    position,
+                )
         return self
 
 
@@ -453,11 +464,37 @@ class GatewaySettings(Section):
 
     @model_validator(mode="after")
     def _prefix_is_no_path_of_ours(self) -> GatewaySettings:
-        first = (self.path_prefix or "").split("/")[1:2]
-        if first and first[0] in OWN_PATHS:
+        first, *more = (self.path_prefix or "/").split("/")[1:]
+        if first in OWN_PATHS or first.startswith(_GRPC_SERVICES):
             raise wrong(
-                f"begins with /{first[0]}, which has this server's own paths; must begin otherwise",
+                f"begins with /{first}, which has this server's own paths; must begin otherwise",
                 "path_prefix",
+            )
+        if len(more) >= _MAX_PREFIX_PARTS:
+            raise wrong(
+                f"has {1 + len(more)} parts; must have at most {_MAX_PREFIX_PARTS}", "path_prefix"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _proxies_are_bounded(self) -> GatewaySettings:
+        if (found := len(self.trusted_proxies)) > _MAX_PROXIES:
+            raise wrong(
+                f"has {found} networks; must have at most {_MAX_PROXIES}: name larger networks",
+                "trusted_proxies",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _grpc_lets_in_whom_tls_lets_in(self) -> GatewaySettings:
+        tls, grpc = self.tls, self.grpc
+        if tls and tls.client_ca and tls.client_ca_for == "everyone" and grpc and not grpc.tls:
+            raise wrong(
+                "is false, and gateway.tls.client_ca wants a certificate of every caller, which "
+                "none can show without TLS; must be true, or gateway.tls.client_ca_for must be "
+                "operators",
+                "grpc",
+                "tls",
             )
         return self
 

@@ -36,31 +36,35 @@ frontend prometheus
     bind :{metrics}
 frontend http_frontend
     bind 127.0.0.1:{port}
-    default_backend http-gateway
+{routes}    default_backend http-gateway
 backend default_backend
     http-request return status 404
 backend http-gateway
     http-reuse always
 {servers}
-listen stats
+{others}listen stats
     bind *:{stats}
 """
 
 
 @contextlib.asynccontextmanager
 async def in_front_of(
-    *servers: asyncio.Server | int, folder: Path, wrapper: str = "", **told: object
+    *servers: asyncio.Server | int, folder: Path, wrapper: str = "", other: int = 0, **told: object
 ) -> AsyncIterator[str]:
     """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL, once
-    it listens. `wrapper`: the program in its place; "": one is made. `told`: HEADRACE_HAPROXY_… by
-    the end of its name."""
+    it listens. `wrapper`: the program in its place; "": one is made. `other`: the port of
+    another application's replica, at /other; 0: none. `told`: HEADRACE_HAPROXY_… by the end of its
+    name."""
     wrapper = wrapper or str(haproxy.program(folder / "program", folder))
     (port, metrics, stats), config = ports.several_free(3), folder / "haproxy.cfg"
     lines = [
         f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{_port(each)}"
         for n, each in enumerate(servers)
     ]
-    own = {"metrics": metrics, "stats": stats}
+    own: dict[str, object] = {"metrics": metrics, "stats": stats, "routes": "", "others": ""}
+    if other:
+        own["routes"] = "    use_backend http-other if { path_beg /other }\n"
+        own["others"] = f"backend http-other\n    server SERVE_REPLICA_other 127.0.0.1:{other}\n"
     config.write_text(CONFIG.format(port=port, servers="\n".join(lines), folder=folder, **own))
     environ = os.environ | {f"HEADRACE_HAPROXY_{name}": str(told[name]) for name in told}
     process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config), env=environ)

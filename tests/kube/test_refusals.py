@@ -128,7 +128,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "ingress.hosts has a.example.org, to which gateways without keys answer 403",
     ),
     ({"gateway": {"tls": {"certificate": "/a.pem", "key": "/b.pem"}}}, "gateway.tls is set"),
-    ({"gateway": {"port": 8265}}, "gateway.port takes port 8265, which Ray has in every pod"),
+    ({"gateway": {"port": 8265}}, "gateway.port takes port 8265, which Ray or another"),
+    ({"gateway": {"grpc": {"port": 8000}}}, "gateway.port takes port 8000, which Ray or another"),
+    (
+        {"gateway": {"grpc": {"port": 8404}}},
+        "gateway.haproxy_stats_port takes port 8404, which Ray or another",
+    ),
     (
         {"gateway": {"metrics_port": 8079, "replicas_per_node": 2}},
         "gateway.metrics_port takes port 8080",

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from deployments.control.ingress import haproxy_rules as rules
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 
-_BACKEND = "http-gateway"
 _SERVICES = (
     r"^/(inference\.GRPCInferenceService"
     r"|grpc\.health\.v1\.Health"
@@ -31,6 +30,8 @@ _PREFIX_BYTES = 5  # of a message: a flag and the length
 # What a caller may send of a stream before HAProxy answers. With HTTP/2's own 64 KiB a message of
 # 1 MB takes 7 times as long, 10 ms away (decision 77). HTTP/1.1 has no window.
 _WINDOW_BYTES = 1_048_576
+# Of head and body: HAProxy keeps 1 KiB of the buffer free, and takes 8 bytes for each header.
+_NEARLY_FULL_BYTES = rules.BUFFER_BYTES - 4096
 _LATER_MS = 1000
 _NEVER = -1
 # gRPC's statuses by HTTP's. Where the gateways have an error for it, theirs (`contract/errors.py`).
@@ -68,6 +69,7 @@ def frontend(
         *rules.sizes(),
         *rules.from_proxies(options, "https" if encrypted else "http"),
         *_refused_at_once(),
+        *_of_streams(connections),
         rules.NO_REPLAY,
         # What was sent to a gateway may have run.
         f"http-request set-var(txn.pushback) int({_LATER_MS})",
@@ -77,7 +79,7 @@ def frontend(
         # Answers of HAProxy's own have no body, and without one it lets no rule give a type.
         *(f"http-after-response {what} if {{ res.hdr(grpc-status) -m found }} {_PLAIN}"
           for what in ("set-status 200", "set-header content-type application/grpc")),
-        *[f"default_backend {_BACKEND}"] * bool(gateways),
+        *[f"default_backend {rules.BACKEND}"] * bool(gateways),
     ]  # fmt: skip
     return f"frontend {rules.GRPC_FRONTEND}\n" + "".join(f"    {line}\n" for line in lines)
 
@@ -96,7 +98,7 @@ def of_backend(options: HAProxyOptions, gateways: Sequence[str]) -> str:
     ours = f"{{ fe_name {rules.GRPC_FRONTEND} }}"
     later = _refusal(_UNAVAILABLE, rules.OWN_REFUSALS[503][0], _LATER_MS)
     lines = [
-        *(f"acl gateway_up srv_is_up({_BACKEND}/{name})" for name in gateways),
+        *(f"acl gateway_up srv_is_up({rules.BACKEND}/{name})" for name in gateways),
         # Serve's proxy, the fallback, passes no trailers on.
         f"http-request return {later} if {ours}{' !gateway_up' * bool(gateways)}",
         f"http-response return {later} if {ours} {{ srv_name -m beg SERVE_PROXY_ACTOR }}",
@@ -138,9 +140,21 @@ def _refused_at_once() -> list[str]:
     ]  # fmt: skip
 
 
+def _of_streams(connections: int) -> list[str]:
+    busy = "too many requests are on their way; send it again"
+    return [
+        *rules.STREAMS_COUNTED,
+        *(
+            _refused(_UNAVAILABLE, busy, each, _LATER_MS)
+            for each in rules.too_many_streams(connections)
+        ),
+    ]
+
+
 def _of_messages(options: HAProxyOptions, places: int) -> list[str]:
     """As `haproxy_rules` has them for HTTP. HTTP/2 tells no length, but a message's prefix does: a
-    body that is waited for and has another length than the prefix says does not fit the buffer."""
+    body that is waited for and has another length than the prefix says does not fit the buffer. Nor
+    may one that fills the buffer, whatever its prefix says: its caller may go on."""
     busy = "too many large messages and streams are on their way; send it again"
     return [
         f"acl stream {_STREAMS}",
@@ -150,7 +164,9 @@ def _of_messages(options: HAProxyOptions, places: int) -> list[str]:
         f",add({_PREFIX_BYTES})",
         "http-request set-var(txn.body_missing) var(txn.body_said),sub(txn.body_here)",
         *(f"acl unfinished var(txn.body_missing) -m int {than} 0" for than in ("lt", "gt")),
-        *rules.counted("unfinished or stream"),
+        "http-request set-var(txn.here) req.body_len,add(txn.head_bytes)",
+        f"acl fills_the_buffer var(txn.here) -m int gt {_NEARLY_FULL_BYTES}",
+        *rules.counted("unfinished or stream or fills_the_buffer"),
         *(_refused(_UNAVAILABLE, busy, each, _LATER_MS) for each in rules.too_many_bodies(places)),
     ]
 

@@ -6,11 +6,9 @@ decoded. It removes `Upgrade`, takes `path_prefix` off a path that has it, and l
 refusals as `gateway.cors` says. It bounds connections and unfinished bodies by address, so that
 nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
 four fifths of the connections and half of the places for bodies, because behind a load balancer all
-callers share one. `trusted_proxies` lists whose word for the caller's address is taken: of those
-that `X-Forwarded-For`, or else `Forwarded`, names, the right-most that is no such proxy. An IPv6
-address counts by its first 64 bits: the owner of one network has 2^64 of the rest (RFC 6177).
-Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
-`req.body_size`; RFC 7239. Its answers: docs/security.md.
+callers share one. `trusted_proxies` lists whose word for the caller's address is taken (`_hops`).
+An IPv6 address counts by its first 64 bits: one network has 2^64 of the rest (RFC 6177).
+Source: HAProxy 2.8's configuration manual, 4.2, 7.3.6; RFC 7239. Its answers: docs/security.md.
 """
 
 from __future__ import annotations
@@ -19,7 +17,9 @@ from collections.abc import Sequence
 
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 
-FRONTEND, GRPC_FRONTEND = "http_frontend", "grpc_frontend"
+FRONTEND = "http_frontend"
+GRPC_FRONTEND = "headrace_grpc"  # Serve has a grpc_frontend of its own
+BACKEND = "http-gateway"  # as Serve names that of the gateways
 _MAX_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
 # Twice HAProxy's own, so that heads that are too large get an answer that says so: of one that does
@@ -39,6 +39,14 @@ _NETWORK = "ipmask(32,64)"  # of IPv4, also where it is written as IPv6, and of 
 _SOURCE = f"src,{_NETWORK}"
 _CALLER = f"var(txn.caller),{_NETWORK}"
 _IS_ADDRESS = "-m ip 0.0.0.0/0 ::/0"
+# Quotes that a caller left open would take in what proxies added to its line: what they may hide in
+# becomes a word that is no address. `X-Forwarded-For` has no quotes at all; of `Forwarded` an
+# escape, which no address needs, and then the first of an odd number. Without recursion.
+_OPEN_QUOTES = (
+    ("x-forwarded-for", '^.*"(.*)', r"unknown\1"),
+    ("forwarded", r"^.*\\(.*)", r"_\1"),
+    ("forwarded", '^([^"]*+)"((?:[^"]*+"[^"]*+")*+[^"]*+)$', r"\1_\2"),
+)
 HOPS = 4  # of trusted proxies, one behind the other (gateway/http/forwarded.py)
 _A_LINE = 16  # words of a list: HAProxy takes 64 a line, of 2,048 characters
 MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
@@ -155,21 +163,34 @@ def of_connections(options: HAProxyOptions, connections: int) -> list[str]:
 
 
 def _of_streams(options: HAProxyOptions, connections: int) -> list[str]:
-    """Of HTTP/2, which TLS alone lets in: streams are held as connections are, since one that sends
-    nothing takes as much memory. HAProxy counts a stream until it is done with it, also after its
-    caller has reset it, so resets make no room for more (CVE-2023-44487)."""
+    """Of HTTP/2, which TLS alone lets in at the frontend of HTTP."""
     if not options.certificate:
         return []
+    return [
+        *STREAMS_COUNTED,
+        *(_refused("streams", each) for each in too_many_streams(connections)),
+    ]
+
+
+_HTTP2 = "{ fc_http_major 2 }"
+STREAMS_COUNTED = (
+    f"http-request track-sc3 {_CALLER} table {_STREAMS_OF_SOURCE} if {_HTTP2}",
+    f"http-request track-sc4 int(0) table {_STREAMS} if {_HTTP2}",
+)
+"""HAProxy counts a stream until it is done with it, also after its caller has reset it, so resets
+make no room for more (CVE-2023-44487)."""
+
+
+def too_many_streams(connections: int) -> tuple[str, str]:
+    """The two conditions under which a stream is refused. Streams are held as connections are, at
+    all ports together, since one that sends nothing takes as much memory."""
     of_source = f"sc_conn_cur(3,{_STREAMS_OF_SOURCE})"
     of_all = f"sc_conn_cur(4,{_STREAMS})"
     taken, share = int(connections * _MAX_TAKEN), int(connections * _SOURCE_SHARE)
-    http2 = "{ fc_http_major 2 }"
-    return [
-        f"http-request track-sc3 {_CALLER} table {_STREAMS_OF_SOURCE} if {http2}",
-        f"http-request track-sc4 int(0) table {_STREAMS} if {http2}",
-        _refused("streams", f"{http2} {{ {of_all} gt {connections} }}"),
-        _refused("streams", f"{http2} {{ {of_all} gt {taken} }} {{ {of_source} gt {share} }}"),
-    ]
+    return (
+        f"{_HTTP2} {{ {of_all} gt {connections} }}",
+        f"{_HTTP2} {{ {of_all} gt {taken} }} {{ {of_source} gt {share} }}",
+    )
 
 
 def sizes() -> list[str]:
@@ -204,6 +225,9 @@ def from_proxies(options: HAProxyOptions, scheme: str) -> list[str]:
                 f"if {{ {element}({field}) -m found }} !{{ req.hdr(x-forwarded-{name}) -m found }}"
             )
         lines.append("http-request del-header forwarded")
+        if scheme == "https":  # of a proxy that says nothing of it, the connection to here
+            said_none = "!{ req.hdr(x-forwarded-proto) -m found }"
+            lines.append(f"http-request set-header x-forwarded-proto {scheme} if {said_none}")
     return [*lines, "http-request set-header x-forwarded-for %[var(txn.caller)]"]
 
 
@@ -212,7 +236,11 @@ def _hops(options: HAProxyOptions) -> list[str]:
     address. `Forwarded` counts where no `X-Forwarded-For` is there: a proxy that writes the one
     leaves the other as its caller wrote it."""
     other = "!{ req.hdr(x-forwarded-for) -m found }"
-    lines, before = [], "trusted_proxy"
+    lines = [
+        f"http-request replace-header {name} '{open_}' '{closed}' if trusted_proxy"
+        for name, open_, closed in _OPEN_QUOTES
+    ]
+    before = "trusted_proxy"
     for hop in range(1, HOPS + 1):
         # `rfc7239_field` knows names in lower case alone.
         element = f"req.hdr(forwarded,-{hop}),lower"
@@ -250,25 +278,24 @@ def _public_path(options: HAProxyOptions) -> list[str]:
 
 def _for_pages(options: HAProxyOptions) -> list[str]:
     """What gateways say to pages of other origins (gateway/http/cors.py), of answers that no
-    gateway gave."""
+    gateway gave. Answers of other applications of Serve are theirs: they have other backends."""
     if not options.cors_origins:
         return []
     any_origin = options.cors_origins == ("*",)
-    theirs = "!{ path,url_dec -m beg /admin }"
+    elsewhere = "!{ path,url_dec -m beg /admin }"
+    ours = f"{{ be_name {FRONTEND} {BACKEND} default_backend }}"
     own = "if { var(txn.says_page) -m bool }"
     name = "http-after-response set-header access-control-"
     lines = [
-        f"http-request set-var(txn.page) req.hdr(origin) if {{ req.hdr(origin) -m str {words} }} "
-        f"{theirs}"
+        f"http-request set-var(txn.page) req.fhdr(origin,1) "
+        f"if {{ req.fhdr(origin,1) -m str {words} }} {elsewhere}"
         for words in _lines(options.cors_origins)
     ]
     if any_origin:
-        lines = [
-            f"http-request set-var(txn.page) str(*) if {{ req.hdr(origin) -m found }} {theirs}"
-        ]
+        lines = [f"http-request set-var(txn.page) str(*) if {elsewhere}"]
     lines += [
         "http-after-response set-var(txn.says_page) bool(true) if { var(txn.page) -m found } "
-        "!{ res.hdr(access-control-allow-origin) -m found }",
+        f"!{{ res.hdr(access-control-allow-origin) -m found }} {ours}",
         f"{name}allow-origin %[var(txn.page)] {own}",
         f"{name}expose-headers retry-after {own}",
     ]
@@ -276,7 +303,8 @@ def _for_pages(options: HAProxyOptions) -> list[str]:
         lines.append(f"{name}allow-credentials true {own}")
     if not any_origin:
         lines.append(
-            "http-after-response add-header vary Origin if !{ res.hdr(vary) -m str -i origin }"
+            "http-after-response add-header vary Origin if !{ res.hdr(vary) -m str -i origin } "
+            f"{ours}"
         )
     return lines
 
@@ -307,7 +335,7 @@ def _unambiguous() -> list[str]:
         # What cannot be decoded is no sample, and no rule about the decoded path would find it.
         _refused("path", "!{ path,url_dec -m found }"),
         # Serve's own list of routes and applications, which needs no key.
-        _refused("path", "{ path -m beg /-/ } !{ path /-/healthz }"),
+        _refused("path", "{ path,url_dec -m beg /-/ } !{ path /-/healthz }"),
         # Nothing upgrades, and who reads `Upgrade` reads no body behind it: a gateway would take
         # the body for its next request, which no rule here has seen.
         "http-request del-header upgrade",

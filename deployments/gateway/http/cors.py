@@ -3,9 +3,9 @@
 A browser asks before it sends what a plain form could not (a preflight), and hands an answer to a
 page only if it names the page's origin. Both are answered for every path but the operators', so a
 page can read refusals and streams too. A listed origin is named exactly, with `Vary: Origin` on
-every answer, since a cache may keep what it got for another one; `*` is said as it is. A server on
-a private network says that public pages may reach it. Without `gateway.cors` nothing of this is
-sent. What HAProxy refuses itself gets the same headers there (`control/ingress/haproxy_rules.py`).
+every answer, since a cache may keep what it got for another one; `*` is said of every answer. A
+server on a private network says that public pages may reach it. Without `gateway.cors` nothing of
+this is sent. HAProxy says the same of its refusals (`control/ingress/haproxy_rules.py`).
 Source: Fetch, "HTTP CORS protocol"; Private Network Access, "CORS preflight".
 """
 
@@ -74,9 +74,11 @@ class CrossOrigin:
 
     def said(self, origin: bytes | None, path: str) -> Headers:
         """What every answer to a request with this `Origin` says, of whatever status."""
+        if self._any:  # also to who names none: a cache may keep the answer for a page
+            return () if path.startswith(_OPERATORS) else self._of_any
         if origin is None or not self.allows(origin, path):
             return self._varies
-        return self._of_any if self._any else self._of[origin]
+        return self._of[origin]
 
     def preflight(self, headers: dict[bytes, bytes], path: str) -> list[tuple[bytes, bytes]]:
         """What the answer to a preflight says besides. Raises Forbidden."""

@@ -41,7 +41,8 @@ _WHOLE_BYTES = 16_384  # of a body, which is waited for
 _HEALTH = b"/-/healthz"  # that Kubernetes' and load balancers' checks ask
 _ODD_NAME = re.compile(rb"[^0-9a-z-]")
 _REFUSED_PATH = re.compile(
-    rb"/\.\.?(/|$)|//|%(2[ef]|5c|00)|%(?![0-9a-f]{2})|^/-/(?!healthz$)|^(?!/)", re.IGNORECASE
+    rb"/\.\.?(/|$)|//|%(2[ef]|5c|00)|%(?![0-9a-f]{2})|^/%2d/|^/-/(?-i:(?!healthz$))|^(?!/)",
+    re.IGNORECASE,
 )
 _OPERATORS = b"/admin"
 
@@ -127,10 +128,11 @@ class DirectProtocol(StrictProtocol):
         self._open = rules.connections
         self._rules = rules
         self._source: object = None
-        self._counted = self._trusted = self._stops = False
+        self._counted = self._trusted = self._stops = self._encrypted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         if self.client:  # else it has left already
             self._source = self._open.source(self.client[0])
             self._trusted = self._source is None
@@ -148,6 +150,8 @@ class DirectProtocol(StrictProtocol):
         names = {name for name, _ in self.headers}
         if names & forwarded.NAMES:
             self._take_proxies_word()
+        if self._encrypted and all(name != forwarded.PROTO for name, _ in self.headers):
+            self.headers.append((forwarded.PROTO, b"https"))
         if self._rules.path_prefix:
             self._take_prefix_off()
         path = self._path()

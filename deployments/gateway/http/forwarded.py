@@ -3,7 +3,8 @@
 The address is the right-most of `X-Forwarded-For` that is no such proxy's, at most `HOPS` back, as
 HAProxy's rules have it (`control/ingress/haproxy_rules.py`). `Forwarded` counts where there is no
 `X-Forwarded-For`: a proxy that writes the one leaves the other as its caller wrote it. A word that
-is no address ends the search: the caller may have written what stands before it.
+is no address ends the search: the caller may have written what stands before it. So does a quote
+that a caller left open, before what proxies added to its line; nothing is read twice for it.
 Source: RFC 7239 §4, §5, §6.
 """
 
@@ -18,8 +19,8 @@ HOPS = 4  # of trusted proxies, one behind the other
 FOR, PROTO, HOST = b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"
 PREFIX, FORWARDED = b"x-forwarded-prefix", b"forwarded"
 NAMES = frozenset({FOR, PROTO, HOST, PREFIX, FORWARDED})
-_ELEMENT = re.compile(r'(?:[^",]|"(?:[^"\\]|\\.)*")+')
-_PAIR = re.compile(r'\s*([A-Za-z]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s";,]*))\s*(?:;|$)')
+_ELEMENT = re.compile(r'(?:[^",]|"[^"]*")+')
+_PAIR = re.compile(r'\s*([A-Za-z]+)=(?:"([^"]*)"|([^\s";,]*))\s*(?:;|$)')
 _NODE = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9_a-zA-Z.-]+)?|([0-9.]+)(?::[0-9_a-zA-Z.-]+)?")
 
 
@@ -32,8 +33,7 @@ def from_trusted(headers: Headers, peer: str, is_trusted: Callable[[str], bool])
     """With one address as `X-Forwarded-For`, and without `Forwarded`. `peer`: who connected, whom
     the settings trust."""
     listed = _joined(headers, FOR)
-    elements = _ELEMENT.findall(_joined(headers, FORWARDED)) if not listed else []
-    hops = reversed(listed.split(",") if listed else elements)
+    hops = reversed(listed.split(",") if listed else _elements(headers))
     address, accepted = peer, ""
     for _, hop in zip(range(HOPS), hops, strict=False):
         found = hop.strip() if listed else _node(_fields(hop).get("for", ""))
@@ -61,6 +61,20 @@ def _joined(headers: Headers, name: bytes) -> str:
     return ",".join(value.decode("latin-1") for each, value in headers if each == name)
 
 
+def _elements(headers: Headers) -> list[str]:
+    """Of `Forwarded`, whose lines are read each by itself."""
+    lines = [value.decode("latin-1") for name, value in headers if name == FORWARDED]
+    return [element for line in lines for element in _ELEMENT.findall(_closed(line))]
+
+
+def _closed(line: str) -> str:
+    """With nothing escaped, which no address needs, and every quote closed: of an odd number the
+    first is open, as proxies add to the line's end."""
+    _, escape, rest = line.rpartition("\\")
+    line = f"_{rest}" if escape else line
+    return line.replace('"', "_", 1) if line.count('"') % 2 else line
+
+
 def _fields(element: str) -> dict[str, str]:
     """The parameters of one element; of one that cannot be read, those before what cannot."""
     return dict(_pairs(element))
@@ -73,7 +87,7 @@ def _pairs(element: str) -> Iterator[tuple[str, str]]:
         if found is None:
             return
         quoted, plain = found[2], found[3]
-        yield found[1].lower(), plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        yield found[1].lower(), plain if quoted is None else quoted
         at = found.end()
 
 

@@ -79,7 +79,8 @@ in themselves are left to the check that runs before an installation (`check.ena
 {{- with $gateway.grpc_port }}{{ $_ := set $ports "grpc.port" (list .) }}{{ end }}
 {{- range $setting, $each := $ports }}
 {{- range $each }}
-{{- include "headrace.refuse" (list (has (int64 . | toString) $taken) (printf "gateway.%s takes port %d, which Ray has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken))) }}
+{{- include "headrace.refuse" (list (has (int64 . | toString) $taken) (printf "gateway.%s takes port %d, which Ray or another setting has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken))) }}
+{{- $taken = append $taken (int64 . | toString) }}
 {{- end }}{{ end }}
 {{- end }}
 

@@ -99,7 +99,7 @@ async def test_a_listed_page_can_read_a_refusal(at: At, tmp_path: Path):
                 assert (found, said[ALLOW], said["vary"]) == (status, page, "origin")
                 assert "retry-after" in said["access-control-expose-headers"]
                 assert "access-control-allow-credentials" not in said
-            for page in (OTHER, "null", PAGE + ".evil", ""):
+            for page in (OTHER, "null", PAGE + ".evil", "", f"{PAGE}, {OTHER}", f"{OTHER}, {PAGE}"):
                 found, said = await asked(port, path, page, line)
                 assert (found, said["vary"]) == (status, "origin")
                 assert [name for name in said if name.startswith("access-control")] == []
@@ -116,8 +116,11 @@ async def test_of_the_operators_pages_it_can_read_nothing(at: At, tmp_path: Path
 @pytest.mark.parametrize("at", BOTH)
 async def test_any_origin_and_credentials_are_said_as_they_are_set(at: At, tmp_path: Path):
     async with at(tmp_path, ["*"]) as port:
-        _, said = await asked(port, "/v2", OTHER, TOO_LARGE)
-        assert (said[ALLOW], "vary" in said) == ("*", False)
+        for page in (OTHER, ""):  # a cache may keep what no page asked for
+            _, said = await asked(port, "/v2", page, TOO_LARGE)
+            assert (said[ALLOW], "vary" in said) == ("*", False)
+            _, said = await asked(port, "/p/admin/status", page, TOO_LARGE)
+            assert ALLOW not in said
     (tmp_path / "admin.sock").unlink(missing_ok=True)
     (tmp_path / "ingress.sock").unlink(missing_ok=True)
     async with at(tmp_path, [PAGE], credentials=True) as port:
@@ -150,3 +153,15 @@ async def test_a_gateways_own_word_stays_and_a_lost_gateways_is_said(tmp_path: P
         status, said = await asked(port, "/v2", PAGE)
         assert (status, said[ALLOW]) == ("503", PAGE)
         assert said["retry-after"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("origins", [ORIGINS, ["*"]])
+async def test_of_another_applications_answers_nothing_is_said(tmp_path: Path, origins: list[str]):
+    ours, theirs = [await asyncio.start_server(gateway, "127.0.0.1", 0) for _ in range(2)]
+    told = {"CORS_ORIGINS": " ".join(origins), "other": theirs.sockets[0].getsockname()[1]}
+    async with theirs, in_front_of(ours, folder=tmp_path, **told) as url:
+        port = urlsplit(url).port or 0
+        _, said = await asked(port, "/other/x", PAGE)
+        assert [name for name in said if name.startswith("access-control") or name == "vary"] == []
+        assert ALLOW in (await asked(port, "/else", PAGE))[1]

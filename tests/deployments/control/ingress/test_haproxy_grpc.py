@@ -14,8 +14,10 @@ import grpc
 import pytest
 from certificates import Authority
 from grpc_stub import SERVICE, StubCall, echoes, stub
+from http2_frames import http2
 from real_haproxy import in_front_of
 
+from deployments.control.ingress import haproxy_rules
 from deployments.control.ingress.haproxy_options import HAProxyOptions
 from deployments.control.ingress.haproxy_wrapper import corrected
 from deployments.control.supervisor import ports
@@ -341,6 +343,68 @@ async def test_streams_and_large_messages_under_way_leave_others_their_places(
                     break
 
 
+TE = [("content-type", "application/grpc"), ("te", "trailers")]
+
+
+async def test_streams_are_bounded_as_connections_are_without_tls_too(tmp_path: Path) -> None:
+    """Of 100: 80 before a source with 10 of them is refused more."""
+    async with contextlib.AsyncExitStack() as open_:
+        edge = await open_.enter_async_context(listening(tmp_path, MAXCONN=100, BODY_S=20))
+        busy = [
+            await open_.enter_async_context(http2(edge.port, None, "127.0.0.9")) for _ in range(2)
+        ]
+        for each in busy:
+            for _ in range(50):
+                each.begin(INFER, TE)
+        found = [stream for each in busy for stream in each.streams.values()]
+        await busy[1].until(lambda: sum(each.ended for each in found) >= 19)
+        assert sum(each.ended for each in found) <= 20
+        more = busy[0].begin(INFER, TE)
+        assert (await busy[0].answer(more)).status == 200  # a refusal in gRPC's shape
+        other = await open_.enter_async_context(edge.channel())
+        assert await unary(other) == b"x"
+
+
+async def test_a_refused_stream_may_be_sent_again(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as open_:
+        edge = await open_.enter_async_context(listening(tmp_path, MAXCONN=100, BODY_S=20))
+        for _ in range(2):
+            busy = await open_.enter_async_context(http2(edge.port, None))
+            for _ in range(45):
+                busy.begin(INFER, TE)
+        channel = await open_.enter_async_context(edge.channel())
+        code, message, pushback = await failure(unary(channel))
+    assert (code, pushback) == (Code.UNAVAILABLE, "1000")
+    assert message == "too many requests are on their way; send it again"
+
+
+@pytest.mark.parametrize("headers", [0, 60])
+async def test_a_length_that_just_fits_the_buffer_takes_no_place_unseen(
+    tmp_path: Path, headers: int
+) -> None:
+    """A body that fills the buffer, and whose prefix says that it is whole there, is counted."""
+
+    async def silent(_: StubCall) -> None:
+        await asyncio.sleep(60)
+
+    more = [*TE, *((f"x-{n}", "y" * 200) for n in range(headers))]
+    async with contextlib.AsyncExitStack() as open_:
+        told = {"MAX_REQUESTS": 1, "BODY_S": 20}
+        edge = await open_.enter_async_context(listening(tmp_path, silent, **told))
+        held = await open_.enter_async_context(http2(edge.port, None))
+        for _ in range(3):
+            held.data(held.begin(INFER, TE), b"\0\0\x10\0\0" + b"x" * LARGE)
+        await held.until(lambda: any(each.ended for each in held.streams.values()))
+        most = haproxy_rules.BUFFER_BYTES - sum(len(n) + len(v) for n, v in more)
+        # HAProxy keeps 1 KiB free, and has 8 bytes a header and some of its own.
+        fits = most - 1299 - 8 * headers
+        for size in range(fits - 24, fits + 24):
+            it = await open_.enter_async_context(http2(edge.port, None))
+            stream = it.begin(INFER, more)
+            it.data(stream, b"\0" + size.to_bytes(4, "big") + b"x" * (LARGE - 5))
+            assert (await it.answer(stream)).ended
+
+
 async def test_connections_of_one_address_have_one_bound_at_both_ports(tmp_path: Path) -> None:
     async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.9", 0))
@@ -458,7 +522,7 @@ def test_a_stream_may_be_idle_for_as_long_as_is_set_and_a_body_may_arrive(
     idle_s: int, body_s: int, expected: int
 ) -> None:
     found = config(grpc_port=18001, grpc_idle_s=idle_s, body_s=body_s)
-    section = found[found.index("frontend grpc_frontend") :]
+    section = found[found.index("frontend headrace_grpc") :]
     assert f"timeout client {expected}s" in section
     # No answer has a time of its own at HAProxy: a gateway knows its requests' deadlines.
     assert not [line for line in found if line.startswith("timeout server")]
@@ -477,4 +541,11 @@ def test_haproxys_own_refusals_are_in_the_frontends_alone() -> None:
         section = line if line[:1].strip() else section
         if line.strip().startswith("http-error"):
             found.add(section)
-    assert found == {"frontend http_frontend", "frontend grpc_frontend"}
+    assert found == {"frontend http_frontend", "frontend headrace_grpc"}
+
+
+def test_serves_own_frontend_of_grpc_stands_beside_ours() -> None:
+    """Serve has one called grpc_frontend, where its own gRPC is on."""
+    found = corrected(CONFIG, HAProxyOptions(grpc_port=18001))
+    assert "frontend headrace_grpc\n" in found
+    assert "grpc_frontend" not in found

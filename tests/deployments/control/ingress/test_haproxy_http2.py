@@ -159,6 +159,20 @@ async def test_the_authority_is_the_host_and_says_it_alone(edge: Edge):
         assert "6.6.6.6" not in head
 
 
+async def test_a_trusted_proxy_that_says_no_scheme_has_that_of_its_connection(tmp_path: Path):
+    async with listening(tmp_path, TRUSTED_PROXIES="127.0.0.0/8") as edge:
+        for more, scheme in (
+            ([], "https"),
+            ([("x-forwarded-proto", "http")], "http"),
+            ([("forwarded", "for=6.6.6.6;proto=http")], "http"),
+            ([("forwarded", "for=6.6.6.6")], "https"),
+        ):
+            async with edge.connected() as it:
+                head = json.loads((await it.ask("/v1/x", more)).body)["head"]
+                assert f"\r\nx-forwarded-proto: {scheme}\r\n" in head
+                assert head.count("x-forwarded-proto") == 1
+
+
 @pytest.mark.parametrize("length", [True, False])
 @pytest.mark.parametrize("size", [1, 20, LARGE, 300_000])
 async def test_bodies_arrive_whole_with_a_length_or_without(edge: Edge, size: int, length: bool):

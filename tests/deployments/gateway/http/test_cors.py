@@ -152,6 +152,17 @@ async def test_any_origin_is_said_as_it_is_and_varies_by_nothing(tmp_path: Path)
     it.close()
 
 
+async def test_any_origin_is_said_to_who_names_none_since_a_cache_may_keep_it(tmp_path: Path):
+    it = stand(tmp_path, ANY)
+    for path, status, expected in (("/docs", 200, "*"), ("/v1/models", 200, "*"),
+                                   ("/nowhere", 404, "*"),
+                                   ("/admin/status", 401, None)):  # fmt: skip
+        answer = await ask(it.app, "GET", path, [(b"host", b"localhost")])
+        assert answer.status == status
+        assert said(answer).get("access-control-allow-origin") == expected
+    it.close()
+
+
 async def test_credentials_are_allowed_where_the_settings_say_so(tmp_path: Path):
     it = stand(tmp_path, {**LISTED, "credentials": True})
     for asked in (
@@ -196,6 +207,12 @@ async def test_a_listed_page_does_not_make_a_foreign_host_ours(tmp_path: Path):
         ({"origins": [f"https://a{n}.example" for n in range(201)]}, "1 to 200"),
         ({"origins": ["https://a.example:443"]}, r"must be https://a\.example$"),
         ({"origins": ["http://a.example:80"]}, r"must be http://a\.example$"),
+        (
+            {"origins": ["https://a.example:0443"]},
+            "has port 0443, which no browser sends; must be 1",
+        ),
+        ({"origins": ["https://a.example:0"]}, "has port 0, which no browser sends"),
+        ({"origins": ["http://[::1]:65536"]}, "has port 65536, which no browser sends"),
         ({"origins": ["https://a.example/"]}, "pattern"),
         ({"origins": ["https://A.example"]}, "pattern"),
         ({"origins": ["a.example"]}, "pattern"),
@@ -211,5 +228,8 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], message: str)
 
 
 def test_another_port_than_the_schemes_own_is_taken():
-    for origin in ("http://a.example:443", "https://a.example:80", "http://localhost:8080"):
+    for origin in (
+        *("http://a.example:443", "https://a.example:80", "http://localhost:8080"),
+        *("https://a.example:65535", "http://[::1]", "http://[::1]:1", "http://[2001:db8::0]"),
+    ):
         GatewaySettings.model_validate({"cors": {"origins": [origin]}})

@@ -206,6 +206,27 @@ async def test_a_renewed_certificate_counts_for_new_connections(tmp_path):
             await it.connected(ssl=trusts)
 
 
+async def test_a_trusted_proxy_that_says_no_scheme_has_that_of_its_connection(tmp_path):
+    shown = Authority(tmp_path).tls()
+    trusts = ssl.create_default_context(cafile=shown.authority)
+    trusts.check_hostname = False
+    for tls, trusted, line, scheme in (
+        (True, True, b"", [b"https"]),
+        (True, True, b"x-forwarded-proto: http\r\n", [b"http"]),
+        (True, True, b"forwarded: for=6.6.6.6;proto=http\r\n", [b"http"]),
+        (True, False, b"x-forwarded-proto: http\r\n", [b"https"]),
+        (False, True, b"", []),
+    ):
+        settings = {"trusted_proxies": ["127.0.0.0/8"] if trusted else []}
+        async with direct(tmp_path, tls=tls_of(shown) if tls else None, **settings) as it:
+            reader, writer = await it.connected(ssl=trusts if tls else None)
+            writer.write(b"GET /v2 HTTP/1.1\r\nhost: x\r\n" + line + b"\r\n")
+            await answer(reader)
+            (scope,) = it.app.asked
+            assert [v for n, v in scope["headers"] if n == b"x-forwarded-proto"] == scheme
+            writer.close()
+
+
 def certified(authority, by):
     """Of a caller that trusts the server's authority, with a certificate of `by`."""
     context, own = ssl.create_default_context(cafile=authority.file), by.tls()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,6 +61,23 @@ CASES: dict[str, tuple[list[str], str, str, str]] = {
         ["x-forwarded-for: 6.6.6.6", "forwarded: for=7.7.7.7;proto=https;host=b.example"],
         "6.6.6.6", "", "",
     ),
+    "an open quote": (['x-forwarded-for: "x, 6.6.6.6'], "6.6.6.6", "", ""),
+    "an open quote alone": (['x-forwarded-for: ", 10.0.0.1, 6.6.6.6, 10.0.0.2'], "6.6.6.6", "", ""),
+    "a quote before a proxy": (['x-forwarded-for: 6.6.6.6, ", 10.0.0.1'], "10.0.0.1", "", ""),
+    "a quote open in the line before": (
+        ['x-forwarded-for: "x', "x-forwarded-for: 6.6.6.6"], "6.6.6.6", "", "",
+    ),
+    "its open quote": (['forwarded: for="x, for=6.6.6.6;proto=https'], "6.6.6.6", "https", ""),
+    "its open quote before quotes": (
+        ['forwarded: for="x, for="[2001:db8::7]", for=10.0.0.1'], "2001:db8::7", "", "",
+    ),
+    "its escaped quote": ([r'forwarded: for="\", for=6.6.6.6'], "6.6.6.6", "", ""),
+    "its escapes": ([r'forwarded: for="\\\a, for="[2001:db8::7]"'], "2001:db8::7", "", ""),
+    "its quote open in the line before": (
+        ['forwarded: for="x', "forwarded: for=6.6.6.6"], "6.6.6.6", "", "",
+    ),
+    "its many quotes": (["forwarded: " + '"' * 14_001 + ", for=6.6.6.6"], "6.6.6.6", "", ""),
+    "its many escapes": (["forwarded: " + '"\\' * 7_000 + ", for=6.6.6.6"], "6.6.6.6", "", ""),
 }  # fmt: skip
 
 
@@ -196,6 +214,10 @@ async def test_rules_see_the_path_without_its_prefix(at: At, tmp_path: Path):
         "/inference/../admin": "404",
         "/inference/.": "404",
         "/inference/-/routes": "404",
+        "/%2d/routes": "404",
+        "/inference/%2D/haproxy": "404",
+        "/%2d/healthz": "404",
+        "/-/HEALTHZ": "404",
         "/inference%2fv2": "404",
     }
     async with at(tmp_path, "/inference", []) as port:
@@ -221,6 +243,18 @@ def test_what_cannot_be_read_names_nobody(said: str):
     headers = [(b"forwarded", said.encode("latin-1"))]
     found = dict(forwarded.from_trusted(headers, PEER, lambda _: False))
     assert found[b"x-forwarded-for"] in (PEER.encode(), b"6.6.6.6")
+
+
+@pytest.mark.parametrize(
+    "piece", ['"', '\\"', '"\\', ' ', 'x"', 'for=" ', 'for="x";', "for=x ;", ",", '"\\",'],
+)  # fmt: skip
+@pytest.mark.parametrize("start", ["", '"', "for=", 'for="'])
+def test_no_value_takes_long_to_read(start: str, piece: str):
+    """A megabyte, 70 times what a head may have: what takes quadratic time would take hours."""
+    said = (start + piece * (1_000_000 // len(piece))).encode()
+    began = time.monotonic()
+    forwarded.from_trusted([(b"forwarded", said)], PEER, lambda _: True)
+    assert time.monotonic() - began < 5.0
 
 
 def test_a_comma_in_quotes_divides_nothing():
