@@ -252,6 +252,16 @@ class ReferenceSettings(Section):
         description="Largest input that is fetched.",
     )
 
+    @model_validator(mode="after")
+    def _hosts_can_be_asked(self) -> ReferenceSettings:
+        if not self.hosts:
+            raise wrong("is empty; must have a host, or references be left out", "hosts")
+        for each in self.hosts:
+            name, _, port = each.rpartition(":")
+            if port.startswith("0") or int(port) > 65_535 or max(map(len, name.split("."))) > 63:
+                raise wrong(f"has {each}; must be a name of DNS and a port, 1 to 65535", "hosts")
+        return self
+
 
 class CorsSettings(Section):
     origins: Annotated[tuple[Origin, ...], BeforeValidator(listed)] = Field(

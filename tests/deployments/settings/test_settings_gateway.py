@@ -82,3 +82,14 @@ def test_the_longest_lists_reach_haproxy() -> None:
     assert len(body) + head_bytes < haproxy_settings.MAX_BYTES
     options = HAProxyOptions.of(haproxy_settings.read(body))
     assert (len(options.cors_origins), len(options.trusted_proxies)) == (200, 1000)
+
+
+@pytest.mark.parametrize("host", ["a.b:99999", "a.b:0443", "a.b:0", f"{'a' * 64}.b:443"])
+def test_hosts_to_fetch_from_can_be_asked(host: str) -> None:
+    found, said = refusal({"references": {"hosts": [host]}})
+    assert found == ("hosts",)
+    assert said.startswith(f"has {host}; must be a name of DNS")
+
+
+def test_references_name_a_host() -> None:
+    assert refusal({"references": {"hosts": []}})[1].startswith("is empty; must have a host")
