@@ -20,7 +20,7 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize(("host", "ingress"), [("::1", "direct"), ("::", "haproxy")])
+@pytest.mark.parametrize(("host", "ingress"), [("::1", "haproxy")])
 def test_it_is_reached_where_it_says(serve, host: str, ingress: str) -> None:
     if not has_ipv6():
         pytest.skip("IPv6 IS NOT CHECKED: no ::1")
