@@ -278,6 +278,15 @@ def check_tenant_bounds(caller: Caller, lengths: tuple[int, ...]) -> None:
         )
 
 
+def draining() -> errors.Overloaded:
+    """What is told to who asks while the server ends."""
+    return errors.Overloaded(
+        "the server is draining and takes no new requests",
+        retry_after_s=errors.NOT_READY_S,
+        reason="draining",
+    )
+
+
 class RequestWatcher(Protocol):
     """Hears of every request: when its trace begins, its model is known, it moves to another model
     or version, it has ended, and its engine has stopped behind that."""
@@ -358,11 +367,7 @@ class GatewayServices:
     def begin(self, quota_key: QuotaKey) -> None:
         """One more request is under way, until `end`. Raises Overloaded."""
         if self.models.draining:
-            raise errors.Overloaded(
-                "the server is draining and takes no new requests",
-                retry_after_s=errors.NOT_READY_S,
-                reason="draining",
-            )
+            raise draining()
         if not self._under_way.fits(quota_key, 1):
             raise errors.Overloaded(
                 "the gateway has all the requests under way that it may have "

@@ -199,6 +199,11 @@ class LogSettings(Section):
     )
 
 
+def _is_port(digits: str) -> bool:
+    """As URLs write one: without a zero in front."""
+    return digits[0] != "0" and int(digits) <= 65_535
+
+
 class GrpcSettings(Section):
     port: Port = Field(default=8001, description="Port for callers' gRPC requests.")
     idle_s: float = Field(
@@ -258,7 +263,7 @@ class ReferenceSettings(Section):
             raise wrong("is empty; must have a host, or references be left out", "hosts")
         for each in self.hosts:
             name, _, port = each.rpartition(":")
-            if port.startswith("0") or int(port) > 65_535 or max(map(len, name.split("."))) > 63:
+            if not _is_port(port) or max(map(len, name.split("."))) > 63:
                 raise wrong(f"has {each}; must be a name of DNS and a port, 1 to 65535", "hosts")
         return self
 
@@ -300,7 +305,7 @@ class CorsSettings(Section):
                     position,
                 )
             port = re.search(r":([0-9]+)$", origin.rpartition("]")[2])
-            if port and not (port[1][0] != "0" and int(port[1]) <= 65_535):
+            if port and not _is_port(port[1]):
                 raise wrong(
                     f"has port {port[1]}, which no browser sends; must be 1 to 65535, without a "
                     "zero in front",

@@ -8,15 +8,12 @@ it. The same seed draws the same cases; `--only KIND NUMBER` draws one again.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gzip
-import logging
 import random
 import shutil
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -24,12 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file__).parents[2])]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzzing import MAX_GROWN_MIB, SEED, Broken  # noqa: E402
+import fuzzing  # noqa: E402
+from fuzzing import LIMITS, MODELS, Broken  # noqa: E402
 from fuzzing import mutated as changed  # noqa: E402
 from generating import Played, add  # noqa: E402
 from in_process import Stand  # noqa: E402
@@ -39,9 +35,6 @@ from deployments.contract.channel.stream_messages import StreamEnd  # noqa: E402
 from deployments.gateway.grpc import frames, messages  # noqa: E402
 from tests.deployments.conftest import described  # noqa: E402
 
-MODELS = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}}
-LIMITS = {"max_body_bytes": 65_536, "body_timeout_s": 0.01}
-_MIB = 1024 * 1024
 _SERVICE = f"/{messages.INFERENCE}/"
 _PAGES = [
     "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig",
@@ -85,6 +78,7 @@ class Kinds:
 
     def __init__(self, stand: Stand) -> None:
         self.stand = stand
+        self.odd: list[str] = []
         self.all: dict[str, Callable[[random.Random], Awaitable[str]]] = {
             "infer": self.infer, "text": self.text, "stream": self.stream, "page": self.page,
             "health": self.health, "reflection": self.reflection,
@@ -247,52 +241,8 @@ def _kinds() -> Iterator[Kinds]:
 
 
 async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counter[str]:
-    """How `count` calls ended, by kind. Raises Broken."""
-    ends: Counter[str] = Counter()
-    process, began = psutil.Process(), time.monotonic()
-    resident: list[float] = []
-    with _kinds() as kinds:
-        names = list(kinds.all)
-        for number in range(count):
-            kind = names[number % len(names)]
-            ends[f"{kind} {await _one(kinds, kind, number)}"] += 1
-            if (number + 1) % max(1, count // 10) == 0:
-                resident.append(process.memory_info().rss / _MIB)
-                say(f"{number + 1} of {count}, {number / (time.monotonic() - began):.0f}/s")
-                for channel in kinds.stand.channels.values():
-                    for kept in ("calls", "begun", "aborted"):
-                        getattr(channel, kept, []).clear()
-        await kinds.stand.settled()
-    say(f"MiB after each tenth: {', '.join(f'{mib:.1f}' for mib in resident)}")
-    if (grown := resident[-1] - resident[1]) > MAX_GROWN_MIB:
-        raise Broken(f"memory grew by {grown:.0f} MiB after the first fifth")
-    return ends
-
-
-async def _one(kinds: Kinds, kind: str, number: int) -> str:
-    try:
-        return await kinds.all[kind](random.Random(f"{SEED} {kind} {number}"))
-    except Exception as fault:
-        raise Broken(f"--only {kind} {number}: {type(fault).__name__}: {fault}") from fault
-
-
-async def _again(kind: str, number: int) -> str:
-    with _kinds() as kinds:
-        return await _one(kinds, kind, number)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=3000)
-    parser.add_argument("--only", nargs=2, metavar=("KIND", "NUMBER"))
-    args = parser.parse_args()
-    if args.only:
-        print(asyncio.run(_again(args.only[0], int(args.only[1]))))
-        return
-    logging.disable(logging.WARNING)  # a line for each refusal
-    for end, count in sorted(asyncio.run(run(args.count, lambda s: print(s, flush=True))).items()):
-        print(f"{count:9,}  {end}")
+    return await fuzzing.run(count, say, _kinds)
 
 
 if __name__ == "__main__":
-    main()
+    fuzzing.main(__doc__, _kinds)

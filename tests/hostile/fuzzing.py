@@ -26,8 +26,9 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -337,13 +338,19 @@ def _kinds() -> Iterator[Kinds]:
             Path("/dev/shm", key).unlink(missing_ok=True)
 
 
-async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counter[str]:
+Opened = Callable[[], AbstractContextManager[Any]]
+"""Opens a stand, and its kinds of cases: `all` by name, `odd`, `stand`."""
+
+
+async def run(
+    count: int, say: Callable[[str], None] = lambda _: None, opened: Opened = _kinds
+) -> Counter[str]:
     """How `count` cases ended, by kind. Raises Broken for one that ended as none may, and where
     memory grew by more than 64 MiB after the first fifth."""
     ends: Counter[str] = Counter()
     process, began = psutil.Process(), time.monotonic()
     resident: list[float] = []  # MiB after each tenth
-    with _kinds() as kinds:
+    with opened() as kinds:
         names = list(kinds.all)
         for number in range(count):
             kind = names[number % len(names)]
@@ -369,28 +376,29 @@ def _forget(channel: object) -> None:
         getattr(channel, kept, []).clear()
 
 
-async def _one(kinds: Kinds, kind: str, number: int) -> str:
+async def _one(kinds: Any, kind: str, number: int) -> str:
     try:
         return await kinds.all[kind](random.Random(f"{SEED} {kind} {number}"))
     except Exception as fault:
         raise Broken(f"--only {kind} {number}: {type(fault).__name__}: {fault}") from fault
 
 
-async def _again(kind: str, number: int) -> str:
-    with _kinds() as kinds:
+async def _again(kind: str, number: int, opened: Opened = _kinds) -> str:
+    with opened() as kinds:
         return await _one(kinds, kind, number)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(about: str | None = __doc__, opened: Opened = _kinds) -> None:
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("count", type=int, nargs="?", default=5000)
     parser.add_argument("--only", nargs=2, metavar=("KIND", "NUMBER"))
     args = parser.parse_args()
     if args.only:
-        print(asyncio.run(_again(args.only[0], int(args.only[1]))))
+        print(asyncio.run(_again(args.only[0], int(args.only[1]), opened)))
         return
     logging.disable(logging.WARNING)  # a line for each refusal
-    for end, count in sorted(asyncio.run(run(args.count, lambda s: print(s, flush=True))).items()):
+    ends = asyncio.run(run(args.count, lambda said: print(said, flush=True), opened))
+    for end, count in sorted(ends.items()):
         print(f"{count:9,}  {end}")
 
 

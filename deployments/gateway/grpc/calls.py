@@ -95,7 +95,7 @@ class GrpcCalls:
     async def _asked(
         self, call: GrpcExchange, verb: str, route: Route, body: bytes = b""
     ) -> InnerCall:
-        inner = InnerCall(call, verb, call.path, body)
+        inner = InnerCall(call, verb, body)
         await self._page(inner, route)
         return inner
 
@@ -133,7 +133,7 @@ class GrpcCalls:
             async for compressed, message in stream.messages(_SMALL):
                 answered += 1
                 if compressed:
-                    message = frames.inflated(message, _SMALL.max_bytes)
+                    message = _inflated(call, message)
                 if answered > _MAX_REFLECTIONS:
                     raise errors.BadRequest(
                         f"a stream of reflection may have {_MAX_REFLECTIONS} requests"
@@ -151,11 +151,15 @@ class GrpcCalls:
 async def _read(call: GrpcExchange, kind: Any) -> Any:
     body = await call.body(_SMALL)
     if call.encoding != b"identity":
-        body = frames.inflated(body, _SMALL.max_bytes)
+        body = _inflated(call, body)
     try:
         return kind.FromString(body)
     except DecodeError:
         raise errors.BadRequest(f"the message is no {kind.DESCRIPTOR.full_name}") from None
+
+
+def _inflated(call: GrpcExchange, message: bytes | memoryview) -> bytes:
+    return frames.inflated(message, call.headers[b"grpc-encoding"], _SMALL)
 
 
 async def _reply(call: GrpcExchange, message: Any) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NoReturn
 
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
 from deployments.gateway.grpc.generation import TextAnswer
-from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.body import COMPRESSIONS, BodyLimits, BodyRoom
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.tensors import Encoded
@@ -119,7 +120,7 @@ class GrpcExchange(Exchange):
         """Raises Overloaded, and RowFailed for what an engine should not have answered."""
         if self.text is not None:
             if status >= _REFUSED:
-                await self.refuse(_engines_refusal(status, answer.body), _no_form, headers)
+                await self.refuse(_engines_refusal(status, answer.body), no_form, headers)
                 return
             answer = Encoded(self.text.whole(answer.body))
         await super().reply(status, answer, headers, room)
@@ -178,13 +179,37 @@ def _engines_refusal(status: int, body: bytes) -> errors.HeadraceError:
     return error
 
 
-def _no_form(error: errors.HeadraceError) -> Encoded:
+def no_form(error: errors.HeadraceError) -> Encoded:
+    """A refusal has no message: the exchange writes its status."""
     return Encoded(b"")
+
+
+def scope_within(call: Exchange) -> Scope:
+    """Of a request that is answered as a part of this call, with its metadata."""
+    return {
+        "method": call.method,
+        "raw_path": call.path.encode("latin-1"),
+        "headers": call.headers.items(),
+        "client": call.client,
+    }
+
+
+async def unused(*_: object) -> NoReturn:
+    """In place of a connection, for an exchange whose own methods read and write."""
+    raise AssertionError("a request within a call has no connection")
+
+
+def check_message(message: bytes, limits: BodyLimits) -> None:
+    """Of a request whose body is in memory already. Raises BodyTooLarge."""
+    if len(message) > limits.max_bytes:
+        raise errors.BodyTooLarge(
+            f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
+        )
 
 
 def check_compression(name: bytes | None) -> None:
     """Of a message that says it is compressed. Raises BadRequest and UnsupportedMedia."""
     if name is None:
         raise errors.BadRequest("a message is compressed, and the call has no grpc-encoding")
-    if name not in frames.COMPRESSIONS:
+    if name not in COMPRESSIONS:
         raise errors.UnsupportedMedia("grpc-encoding must be gzip, deflate or identity")

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 import re
 import struct
-import zlib
 from urllib.parse import quote_from_bytes
 
 from deployments.contract import errors
+from deployments.gateway.http.body import BodyLimits, Inflation
 from yaml_document.credentials import without_keys
 
 CONTENT_TYPE = b"application/grpc"
 PREFIX_BYTES = 5
-COMPRESSIONS = (b"gzip", b"deflate")
 ACCEPTED = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 OK = (b"grpc-status", b"0")
 _PREFIX = struct.Struct("!BI")
@@ -49,18 +48,12 @@ def read_prefix(head: bytes | bytearray | memoryview) -> tuple[bool, int]:
     return flag == 1, size
 
 
-def inflated(message: bytes | memoryview, max_bytes: int) -> bytes:
+def inflated(message: bytes | memoryview, encoding: bytes, limits: BodyLimits) -> bytes:
     """A short message that was sent compressed. Raises BadRequest and BodyTooLarge."""
-    stream = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)  # gzip or deflate, by its head
-    try:
-        found = stream.decompress(message, max_bytes + 1)
-    except zlib.error:
-        raise errors.BadRequest("a message is not compressed as grpc-encoding says") from None
-    if len(found) > max_bytes:
-        raise errors.BodyTooLarge(f"a message of this method may have {max_bytes} bytes")
-    if not stream.eof or stream.unused_data:
-        raise errors.BadRequest("a compressed message is not whole, or more follows it")
-    return found
+    inflation = Inflation(message, limits, encoding=encoding)
+    while not inflation.is_measured:
+        inflation.measure()
+    return inflation.take()
 
 
 def timeout_s(value: bytes) -> float:

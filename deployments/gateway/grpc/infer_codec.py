@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.gateway.grpc.exchange import GrpcExchange
+from deployments.gateway.grpc.exchange import GrpcExchange, no_form
 from deployments.gateway.grpc.generation import completion_of
 from deployments.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from deployments.gateway.http.codecs import InferCodec
@@ -36,7 +36,7 @@ from deployments.gateway.http.protocols.tensors import (
     RowTensor,
     Tensor,
 )
-from deployments.gateway.http.row_conversion import by_output, join, places
+from deployments.gateway.http.row_conversion import by_output, join
 from deployments.gateway.rows import Array, RowAnswer, Rows
 
 _LONG_BYTES = 65_536
@@ -95,7 +95,7 @@ class GrpcInferCodec(InferCodec):
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         joined = join(call, rows, by_output(rows, answers), d)
-        response, placed = _response(call, d, joined), places(call)
+        response, placed = _response(call, d, joined), call.placed
         raw = _is_raw(call, joined)
         for entry, output in zip(response.outputs, joined, strict=True):
             if output.name in placed:
@@ -114,14 +114,13 @@ class GrpcInferCodec(InferCodec):
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> LargeAnswer:
         joined = join(call, rows, by_output(rows, answers), d)
-        response, placed = _response(call, d, joined), places(call)
+        response, placed = _response(call, d, joined), call.placed
         # Raw whatever was sent: typed contents would be in memory several times, and at once.
         carried = [None if output.name in placed else output for output in joined]
         return _in_pieces(response.SerializeToString(), carried)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
-        """Written by the exchange: a refusal has no message."""
-        return Encoded(b"")
+        return no_form(error)
 
 
 def _in_pieces(head: bytes, raw: Sequence[RowTensor | None]) -> LargeAnswer:
@@ -367,11 +366,11 @@ def _from_contents(contents: Any, name: str, datatype: str, shape: list[int]) ->
 def _response(call: InferCall, d: ModelDescription, outputs: Sequence[RowTensor]) -> Any:
     """All but the tensors' values."""
     response = ModelInferResponse(model_name=d.name, model_version=d.version, id=call.id or "")
-    regions = {output.name: output.region for output in call.outputs}
+    placed = call.placed
     for output in outputs:
         entry = response.outputs.add(name=output.name, datatype=output.datatype)
         entry.shape.extend(output.dense_shape)
-        where = regions.get(output.name)
+        where = placed.get(output.name)
         if where is not None:
             entry.parameters["shared_memory_region"].string_param = where.at.region
             entry.parameters["shared_memory_offset"].int64_param = where.at.offset

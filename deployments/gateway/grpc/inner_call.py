@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deployments.contract import errors
+from deployments.gateway.grpc.exchange import check_message, scope_within, unused
 from deployments.gateway.http.body import BodyLimits
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols.tensors import Encoded
@@ -21,24 +22,15 @@ class InnerCall(Exchange):
 
     __slots__ = ("_given", "answer", "status")
 
-    def __init__(self, call: Exchange, method: str, path: str, body: bytes = b"") -> None:
-        scope = {
-            "method": method,
-            "raw_path": path.encode("latin-1"),
-            "headers": call.headers.items(),
-            "client": call.client,
-        }
-        super().__init__(scope, _nothing, _nowhere, call.watch)
+    def __init__(self, call: Exchange, method: str, body: bytes = b"") -> None:
+        super().__init__({**scope_within(call), "method": method}, unused, unused, call.watch)
         self.request_id = call.request_id
         self._given = body
         self.status = 0
         self.answer = b""
 
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
-        if len(self._given) > limits.max_bytes:
-            raise errors.BodyTooLarge(
-                f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
-            )
+        check_message(self._given, limits)
         return self._given
 
     async def refuse(
@@ -51,11 +43,3 @@ class InnerCall(Exchange):
 
     async def _send_whole(self, status: int, answer: Encoded, headers: Any) -> None:
         self.status, self.answer = status, answer.body
-
-
-async def _nothing() -> Any:
-    raise AssertionError("a page reads its body by `body` alone")
-
-
-async def _nowhere(message: Any) -> None:
-    raise AssertionError("a page answers by `reply` alone")

@@ -19,13 +19,20 @@ from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
-from deployments.gateway.grpc.exchange import GrpcExchange, check_compression
+from deployments.gateway.grpc.exchange import (
+    GrpcExchange,
+    check_compression,
+    check_message,
+    no_form,
+    scope_within,
+    unused,
+)
 from deployments.gateway.grpc.infer_codec import GrpcInferCodec, id_of, varint
 from deployments.gateway.grpc.messages import ModelStreamInferResponse
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.pipeline import Pipeline
-from deployments.gateway.services import GatewayServices
+from deployments.gateway.services import GatewayServices, draining
 from yaml_document.credentials import without_keys
 
 MAX_UNDER_WAY = 64
@@ -81,7 +88,7 @@ class MessageStream:
             if self.left.is_set():
                 return isinstance(error, errors.CallerLeft)
             if error is None and self.is_cut and self._services.models.draining:
-                error = _draining()
+                error = draining()
             if error is not None and not isinstance(error, errors.HeadraceError):
                 return False
             if not self._began and error is not None:
@@ -210,14 +217,6 @@ class MessageStream:
                 await self._taken.wait()
 
 
-def _draining() -> errors.HeadraceError:
-    return errors.Overloaded(
-        "the server is draining and takes no new requests",
-        retry_after_s=errors.NOT_READY_S,
-        reason="draining",
-    )
-
-
 class InferStream:
     """One `ModelStreamInfer`."""
 
@@ -261,7 +260,7 @@ class InferStream:
                 refused += 1
                 if refused > _MAX_REFUSED:
                     raise refusal
-                await call.refuse(refusal, _no_form)
+                await call.refuse(refusal, no_form)
             else:
                 refused = 0
                 task = asyncio.create_task(self._answer(call))
@@ -308,13 +307,7 @@ class StreamedCall(GrpcExchange):
         self, stream: MessageStream, message: bytes, compressed: bool, number: int
     ) -> None:
         call = stream.call
-        scope = {
-            "method": call.method,
-            "raw_path": call.path.encode("latin-1"),
-            "headers": call.headers.items(),
-            "client": call.client,
-        }
-        super().__init__(scope, call.next_part, _nowhere, call.watch, call.max_message_bytes)
+        super().__init__(scope_within(call), unused, unused, call.watch, call.max_message_bytes)
         if number > 1:
             self.headers.pop(b"grpc-timeout", None)  # that of the stream
         self.request_id = b"%b-%d" % (call.request_id, number)
@@ -323,10 +316,7 @@ class StreamedCall(GrpcExchange):
         self._ended = False  # its last message was sent
 
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
-        if len(self._message) > limits.max_bytes:
-            raise errors.BodyTooLarge(
-                f"the message is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
-            )
+        check_message(self._message, limits)
         message, self._message = self._message, b""
         return message
 
@@ -412,11 +402,3 @@ class StreamedCall(GrpcExchange):
 
 def _response(body: bytes, last: bytes = b"") -> tuple[bytes, ...]:
     return _RESPONSE + varint(len(body) + len(last)), body, last
-
-
-def _no_form(error: errors.HeadraceError) -> Encoded:
-    return Encoded(b"")
-
-
-async def _nowhere(message: Any) -> None:
-    raise AssertionError("a stream's message is answered within the stream")

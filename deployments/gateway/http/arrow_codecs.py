@@ -10,8 +10,9 @@ Source: https://www.iana.org/assignments/media-types/application/vnd.apache.arro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -104,10 +105,7 @@ class ArrowInferCodec(InferCodec):
                     "memory.",
                     param="outputs",
                 )
-            return ArrowInferCall(
-                call.tensors, call.id, call.outputs, call.binary_outputs, call.parameters,
-                call.external, is_answer=is_answer,
-            )  # fmt: skip
+            return ArrowInferCall(**_fields(call), is_answer=is_answer)
         stream = _read(body)
         if d is not None:
             check_count(stream.rows, d)
@@ -180,13 +178,7 @@ class ArrowInferCodec(InferCodec):
     ) -> LargeAnswer:
         if not _answers(call):
             return super().pieces(call, rows, answers, d)
-        answer = LargeAnswer(iter(()), ARROW_STREAM)
-
-        def parts() -> Parts:
-            yield from _begun(answer, self._written(call, rows, answers, d))
-
-        answer.parts = parts()
-        return answer
+        return _in_pieces(partial(self._written, call, rows, answers, d))
 
     def _written(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -202,12 +194,16 @@ class ArrowInferCodec(InferCodec):
         return arrow_answer.write(tensors, columns, said, PACKED_BYTES)
 
 
+def _fields(call: InferCall | EmbeddingsCall) -> dict[str, Any]:
+    return {field.name: getattr(call, field.name) for field in fields(call)}
+
+
 def _stream(call: InferCall) -> Stream | None:
     return call.stream if isinstance(call, ArrowInferCall) else None
 
 
-def _answers(call: InferCall) -> bool:
-    return isinstance(call, ArrowInferCall) and call.is_answer
+def _answers(call: InferCall | EmbeddingsCall) -> bool:
+    return isinstance(call, ArrowInferCall | ArrowEmbeddingsCall) and call.is_answer
 
 
 def _read(body: bytes | memoryview) -> Stream:
@@ -236,10 +232,17 @@ def _whole(written: Written) -> Encoded:
     return Encoded(b"".join(written.parts), ARROW_STREAM)
 
 
-def _begun(answer: LargeAnswer, written: Written) -> Parts:
-    """What follows is there already."""
-    answer.size, answer.is_ready = written.size, True
-    yield from written.parts
+def _in_pieces(write: Callable[[], Written]) -> LargeAnswer:
+    """`write` is called with the first piece; what follows is there then."""
+    answer = LargeAnswer(iter(()), ARROW_STREAM)
+
+    def parts() -> Parts:
+        written = write()
+        answer.size, answer.is_ready = written.size, True
+        yield from written.parts
+
+    answer.parts = parts()
+    return answer
 
 
 @dataclass(slots=True)
@@ -261,13 +264,12 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
             call = _embeddings(_read(body), exchange.query)
         else:
             call = super().decode(bytes(body), exchange, d)
-        fields = {name: getattr(call, name) for name in EmbeddingsCall.__dataclass_fields__}
-        return ArrowEmbeddingsCall(**fields, is_answer=_is_answer(exchange.headers))
+        return ArrowEmbeddingsCall(**_fields(call), is_answer=_is_answer(exchange.headers))
 
     def answer_size(
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
-        if not _answers_vectors(call):
+        if not _answers(call):
             return super().answer_size(call, rows, d, answers)
         outputs = sizes(rows, d, answers)
         sent = _FRAME_BYTES + sum(4 * output.elements for output in outputs.values())
@@ -280,7 +282,7 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> Encoded:
-        if not _answers_vectors(call):
+        if not _answers(call):
             return super().encode(call, rows, answers, d)
         return _whole(self._written(call, rows, answers, d))
 
@@ -291,15 +293,9 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
         answers: tuple[RowAnswer, ...],
         d: ModelDescription,
     ) -> LargeAnswer:
-        if not _answers_vectors(call):
+        if not _answers(call):
             return super().pieces(call, rows, answers, d)
-        answer = LargeAnswer(iter(()), ARROW_STREAM)
-
-        def parts() -> Parts:
-            yield from _begun(answer, self._written(call, rows, answers, d))
-
-        answer.parts = parts()
-        return answer
+        return _in_pieces(partial(self._written, call, rows, answers, d))
 
     def _written(
         self,
@@ -313,10 +309,6 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
         column = arrow_answer.column_of(tensor, ragged=False)
         said = {"model": d.name, "prompt_tokens": str(sum(rows.lengths))}
         return arrow_answer.write([tensor], [column], said, PACKED_BYTES)
-
-
-def _answers_vectors(call: EmbeddingsCall) -> bool:
-    return isinstance(call, ArrowEmbeddingsCall) and call.is_answer
 
 
 def _embeddings(stream: Stream, query: bytes) -> EmbeddingsCall:

@@ -49,7 +49,6 @@ from deployments.gateway.http.row_conversion import (
     from_rows,
     from_tokens,
     join,
-    places,
     sent_extent,
     split,
     wanted_outputs,
@@ -143,7 +142,7 @@ class InferCodec:
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         joined = join(call, rows, by_output(rows, answers), d)
-        placed = places(call)
+        placed = call.placed
         tensors = [each if each.name in placed else each.dense() for each in joined]
         return open_inference.encode(call, d.name, d.version, tensors)
 
@@ -152,7 +151,7 @@ class InferCodec:
     ) -> AnswerSize:
         outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
         forms = {output.name: output.binary for output in call.outputs}
-        placed, sent = places(call), 0
+        placed, sent = call.placed, 0
         for name, output in outputs.items():
             if name in placed:
                 sent += _PLACE_BYTES

@@ -38,7 +38,7 @@ ARROW_STREAM = b"application/vnd.apache.arrow.stream"
 _TENSOR_TYPES = (ARROW_STREAM, b"application/grpc")
 SESSION = re.compile(rb"[\x20-\x7e]{1,128}")
 _PREFIX = re.compile(rb"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}){1,32}")
-_AUTHORITY = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+AUTHORITY = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _SCHEMES = (b"http", b"https")
 Message = MutableMapping[str, Any]
 _WATCH_AFTER_S = 0.05
@@ -136,7 +136,7 @@ class Exchange:
         where a trusted proxy names them; else the path alone, which is right at any host."""
         host = self.headers.get(b"x-forwarded-host", b"").rpartition(b",")[2].strip()
         scheme = self.headers.get(b"x-forwarded-proto", b"http").rpartition(b",")[2].strip().lower()
-        if not _AUTHORITY.fullmatch(host) or scheme not in _SCHEMES:
+        if not AUTHORITY.fullmatch(host) or scheme not in _SCHEMES:
             return self.prefix or "/"
         return f"{scheme.decode()}://{host.decode()}{self.prefix}"
 

@@ -21,14 +21,13 @@ from urllib.parse import unquote
 
 from deployments.contract.errors import BadRequest, Forbidden
 from deployments.gateway.http.cors import NO_CORS, CrossOrigin
-from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.exchange import AUTHORITY, Exchange
 
 _ONCE = frozenset(
     b"authorization content-encoding content-length content-type expect host idempotency-key"
     b" inference-header-content-length origin transfer-encoding x-idempotent x-priority"
     b" x-request-id x-request-timeout-seconds x-session-id x-tenant x-timeout-ms".split()
 )
-_HOST = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 # Names that no public DNS has. Source: RFC 2606, 6762, 8375; ICANN's reservation of `.internal`.
 _PRIVATE = (
     ".localhost", ".svc", ".cluster.local", ".internal", ".local", ".lan", ".home.arpa", ".test",
@@ -109,7 +108,7 @@ class HeadChecks:
 
     def _is_own(self, origin: bytes, host: bytes | None) -> bool:
         _, found, authority = origin.partition(b"://")
-        if not found or not _HOST.fullmatch(authority):
+        if not found or not AUTHORITY.fullmatch(authority):
             return False
         return authority == host or self._any or self._is_listed(_name(authority))
 
@@ -124,7 +123,7 @@ def _refuse_repeated(raw: Sequence[tuple[bytes, bytes]]) -> None:
 
 def _name(host: bytes) -> str:
     """In lower case, without the port. Raises BadRequest."""
-    found = _HOST.fullmatch(host)
+    found = AUTHORITY.fullmatch(host)
     if found is None:
         raise BadRequest("the Host header must be a name or an address, and a port", param="host")
     return found[1].decode().lower().rstrip(".")

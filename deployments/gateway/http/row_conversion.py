@@ -13,7 +13,7 @@ else was in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -333,18 +333,11 @@ def by_output(rows: Rows, answers: tuple[RowAnswer, ...]) -> dict[str, tuple[str
     }
 
 
-def places(call: InferCall) -> Collection[str]:
-    """Names of the outputs that go into shared memory."""
-    if not call.external:
-        return ()
-    return {output.name for output in call.outputs if output.region is not None}
-
-
 def region_outputs(
     call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
 ) -> list[tuple[RegionOutput, RowTensor]]:
     """The outputs that go into shared memory, whatever protocol asked for them, and where."""
-    if not places(call):
+    if not call.placed:
         return []
     joined = join(call, rows, by_output(rows, answers), d)
     return [

@@ -34,8 +34,8 @@ from deployments.gateway.http.protocols.tensors import (
     ClassifyCall,
     Encoded,
     ExternalInput,
-    Fetched,
     documented,
+    put_file,
 )
 
 MAX_INSTANCES = 2048
@@ -113,13 +113,9 @@ def _from_json(body: bytes) -> ClassifyCall:
     for index, each in enumerate(given):
         if each.url is not None:
             label = f"instances[{index}].url"
-            external.append(ExternalInput(label, each.url, partial(_put, images, index)))
+            external.append(ExternalInput(label, each.url, partial(put_file, images, index)))
         images.append(b"" if each.url is not None else _bytes(index, each.b64 or ""))
     return ClassifyCall(None, images, request.top_k, tuple(external))
-
-
-def _put(images: list[bytes], index: int, found: Fetched) -> None:
-    images[index] = bytes(found.content)
 
 
 def _instance(index: int, instance: str | Instance) -> Instance:

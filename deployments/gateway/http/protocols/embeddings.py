@@ -33,9 +33,9 @@ from deployments.gateway.http.protocols.tensors import (
     Encoded,
     External,
     ExternalInput,
-    Fetched,
     any_of,
     documented,
+    put_file,
 )
 from deployments.gateway.rows import Array
 from deployments.preprocess import pairs
@@ -163,10 +163,6 @@ def _images(raw: msgspec.Raw) -> tuple[list[bytes] | None, External]:
         else:
             files.append(_file(index, entry.image))
     return files, external
-
-
-def put_file(files: list[bytes], index: int, found: Fetched) -> None:
-    files[index] = bytes(found.content)
 
 
 def _file(index: int, written: str) -> bytes:

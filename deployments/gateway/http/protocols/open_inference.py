@@ -409,10 +409,10 @@ def encode(
     `RowTensor` is one that was written to shared memory."""
     entries: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
-    forms = {output.name: output.binary for output in call.outputs}
+    forms, placed = {output.name: output.binary for output in call.outputs}, call.placed
     for tensor in outputs:
         if isinstance(tensor, RowTensor):
-            entries.append(_placed(tensor, _places(call)[tensor.name]))
+            entries.append(_placed(tensor, placed[tensor.name]))
             continue
         entry: dict[str, Any] = {
             "name": tensor.name,
@@ -426,10 +426,6 @@ def encode(
             entry["data"] = json_values(tensor)
         entries.append(entry)
     return _assemble(_envelope(call, model, version, entries), binary)
-
-
-def _places(call: InferCall) -> dict[str, RegionOutput]:
-    return {output.name: output.region for output in call.outputs if output.region is not None}
 
 
 def _placed(output: RowTensor, place: RegionOutput) -> dict[str, Any]:
@@ -453,21 +449,21 @@ def pieces(call: InferCall, model: str, version: str, outputs: Sequence[RowTenso
     forms = {output.name: output.binary for output in call.outputs}
     binary = [each for each in outputs if forms.get(each.name, call.binary_outputs)]
     named = {each.name for each in binary}
-    places = _places(call)
+    placed = call.placed
     envelope = _envelope(call, model, version, [])
     start = orjson.dumps(envelope)[:-2]  # up to the bracket of the outputs
 
     def header() -> Parts:
         for at, output in enumerate(outputs):
             yield b"," if at else start
-            if output.name in places:
-                yield orjson.dumps(_placed(output, places[output.name]))
+            if output.name in placed:
+                yield orjson.dumps(_placed(output, placed[output.name]))
             else:
                 yield from _output(output, output.name in named)
         yield b"]}"
 
     answer = LargeAnswer(iter(()))
-    written = [o for o in outputs if o.name not in named and o.name not in places]
+    written = [o for o in outputs if o.name not in named and o.name not in placed]
     answer.parts = _large_parts(answer, header, binary, written)
     if binary:
         answer.content_type = OCTET_STREAM

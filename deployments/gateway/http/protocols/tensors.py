@@ -151,6 +151,11 @@ class Fetched(NamedTuple):
     media_type: str = OCTETS
 
 
+def put_file(files: list[bytes], index: int, found: Fetched) -> None:
+    """In place of the empty one that stands for it."""
+    files[index] = bytes(found.content)
+
+
 @dataclass(slots=True)
 class ExternalInput:
     """Input that a request names instead of carrying it. `label`: what an error calls it; `at`: a
@@ -198,6 +203,13 @@ class InferCall:
     external: External = ()
     model: str = ""
     version: str | None = None
+
+    @property
+    def placed(self) -> dict[str, RegionOutput]:
+        """The outputs that go into shared memory, by name."""
+        if not self.external:  # as of nearly all
+            return {}
+        return {each.name: each.region for each in self.outputs if each.region is not None}
 
 
 @dataclass(slots=True)

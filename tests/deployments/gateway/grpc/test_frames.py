@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from dataclasses import replace
 from urllib.parse import unquote_to_bytes
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.contract import errors
 from deployments.gateway.grpc import frames
+from deployments.gateway.http.body import small_body
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -95,11 +97,14 @@ def test_a_message_travels_as_percent_encoded_text(message: str) -> None:
     assert whole.startswith(unquote_to_bytes(sent)) or unquote_to_bytes(sent) == whole
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
-def test_a_short_message_is_inflated_up_to_its_bound(pack: object) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)]
+)
+def test_a_short_message_is_inflated_up_to_its_bound(encoding: bytes, pack: object) -> None:
     compressed = pack(b"x" * 100)  # type: ignore[operator]
-    assert frames.inflated(compressed, 100) == b"x" * 100
+    limits = [replace(small_body("it may be"), max_inflated_bytes=most) for most in (99, 100)]
+    assert frames.inflated(compressed, encoding, limits[1]) == b"x" * 100
     with pytest.raises(errors.BodyTooLarge):
-        frames.inflated(compressed, 99)
+        frames.inflated(compressed, encoding, limits[0])
     with pytest.raises(errors.BadRequest):
-        frames.inflated(b"\0" + compressed, 100)
+        frames.inflated(b"\0" + compressed, encoding, limits[1])
