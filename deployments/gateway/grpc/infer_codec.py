@@ -301,11 +301,12 @@ def _uneven(raw: int, carried: int) -> BadRequest:
 
 
 def _parameters(given: Any) -> dict[str, Any]:
+    """In the order of their names: protobuf's maps have one of their own in each process."""
     found = {}
-    for name, value in given.items():
-        kind = value.WhichOneof("parameter_choice")
+    for name in sorted(given):
+        kind = given[name].WhichOneof("parameter_choice")
         if kind is not None:
-            found[name] = getattr(value, kind)
+            found[name] = getattr(given[name], kind)
     return found
 
 
