@@ -51,7 +51,7 @@ ANSWERED: dict[str, tuple[int, dict[str, Any], tuple[str, Any]]] = {
     "embeddings": (4096, EMBEDS, embeddings()),
     "embeddings in base64": (4096, EMBEDS, embeddings(encoding_format="base64")),
     "embeddings at the bound": (8192, EMBEDS, embeddings(encoding_format="base64")),
-    "all of 1,000 labels": (1000, {"labels": 1000}, classify()),
+    "all of 500 labels": (500, {"labels": 500}, classify()),
     "few of many labels": (8192, {"labels": 8192}, classify(top_k=1)),
     "tensors": (4096, TENSORS, infer(MAX_ROWS)),
     "binary tensors": (4096, TENSORS, infer(MAX_ROWS, **BINARY)),

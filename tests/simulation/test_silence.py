@@ -36,12 +36,11 @@ def test_a_collection_of_garbage_is_no_silence():
 
 
 def test_a_false_alarm_runs_a_few_rows_twice_and_makes_nobody_wait_longer():
-    for pause in PAUSES[1:]:
-        watched, unwatched = ran(pause), ran(pause, watched=False)
-        assert watched.end.suspensions <= 1
-        assert watched.duplicates <= 2 * 32
-        assert watched.felt.longest_s <= unwatched.felt.longest_s
-        assert watched.felt.in_slo >= unwatched.felt.in_slo - 5
+    watched, unwatched = ran(PAUSES[-1]), ran(PAUSES[-1], watched=False)
+    assert watched.end.suspensions == 1
+    assert watched.duplicates <= 2 * 32
+    assert watched.felt.longest_s <= unwatched.felt.longest_s
+    assert watched.felt.in_slo >= unwatched.felt.in_slo - 5
 
 
 def test_a_slow_replica_is_the_outliers_business():

@@ -217,7 +217,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run():
         return most
 
     peak(1)  # what is made once
-    short, long = peak(6), peak(18)
+    short, long = peak(3), peak(9)
     assert long < 1.5 * short  # as many requests again would be several times as much
 
 
