@@ -1,15 +1,21 @@
 """Two gateways share one replica: both answer, busy answers lose nothing, both books balance, and
 tenants' weights hold although neither gateway sees both tenants. What one of them has seen end
-replicas, the other refuses; a request that ends every gateway that parses it costs two gateways,
-however often it is sent, or three."""
+replicas, the other refuses; a region of shared memory is both's, and the next one's in a killed
+one's place; a request that ends every gateway that parses it costs two gateways, however often it
+is sent, or three."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from served import ANSWER_S, Completions, Server, get, http, infer_body, metric, synthetic
 
@@ -31,6 +37,13 @@ TOLD_S = 2.0  # twice as long as a gateway may not have heard yet
 TENANTS = {"heavy": {"weight": 4}, "light": {"weight": 1}}
 SETTLE_S, MEASURE_S = 4.0, 16.0
 SENT = 6
+PREFIX = f"hr-integration-{os.getpid()}-"
+IDS = np.array([[1, 2, 3], [4, 5, 6]], np.int64)
+PLACE = {"shared_memory_region": "in", "shared_memory_byte_size": IDS.nbytes}
+IN_REGION = {
+    "inputs": [{"name": "ids", "datatype": "INT64", "shape": [2, 3], "parameters": PLACE}],
+    "outputs": [{"name": "sum"}],
+}
 # Imported by every process of the server; makes gateways die of a word in a body.
 FAULT = """
 import importlib.abc, importlib.machinery, os, signal, sys
@@ -66,7 +79,7 @@ def server(serve, tmp_path_factory: pytest.TempPathFactory) -> Server:
     (folder / "sitecustomize.py").write_text(FAULT)
     made: Server = serve(
         {"device": DEVICE, "short": SHORT, "writes": WRITES, "frail": FRAIL},
-        gateway={"replicas": 2},
+        gateway={"replicas": 2, "shared_memory": {"prefix": f"{PREFIX}{{tenant}}-"}},
         tenants={**TENANTS, "default": {}},
     )
     made.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{made.environ['PYTHONPATH']}"
@@ -151,6 +164,45 @@ def test_what_one_gateway_has_quarantined_ends_no_replica_for_the_other(server):
     assert [ask(other, FATAL, 1) for _ in range(4)] == [422] * 4
     assert ask(other, 1, 2) == 200
     assert server.replicas("frail") == before
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """Of a file of shared memory that holds `IDS`."""
+    file = Path("/dev/shm", f"{PREFIX}default-in")
+    file.write_bytes(IDS.tobytes())
+    yield file.name
+    file.unlink()
+
+
+def region(url: str, action: str, body: object = None) -> httpx.Response:
+    path = f"{url}/v2/systemsharedmemory/region/in/{action}"
+    if action == "status":
+        return http.get(path, timeout=ANSWER_S)
+    return http.post(path, content=json.dumps(body), timeout=ANSWER_S)
+
+
+def sums(url: str) -> list[int]:
+    answer = http.post(f"{url}/v2/models/device/infer", json=IN_REGION, timeout=ANSWER_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["outputs"][0]["data"]
+
+
+def test_both_gateways_know_a_region_and_so_does_the_one_after_a_killed_one(server, key):
+    first, second = server.gateway_urls()
+    made = region(first, "register", {"key": key, "byte_size": IDS.nbytes})
+    assert made.status_code == 200
+    assert sums(first) == sums(second) == sums(server.url) == [6, 15]
+    killed = min(gateways(server))
+    os.kill(killed, signal.SIGKILL)
+    server.until(lambda: len(gateways(server) - {killed}) == 2, 40)
+    until_two(server)
+    for url in server.gateway_urls():
+        assert region(url, "status").json()[0]["key"] == key
+        assert sums(url) == [6, 15]
+    assert region(server.url, "unregister").status_code == 200
+    for url in server.gateway_urls():
+        assert region(url, "status").status_code == 404
 
 
 def gateways(server: Server) -> set[int]:

@@ -47,6 +47,8 @@ _OPEN_QUOTES = (
     ("forwarded", r"^.*\\(.*)", r"_\1"),
     ("forwarded", '^([^"]*+)"((?:[^"]*+"[^"]*+")*+[^"]*+)$', r"\1_\2"),
 )
+# HAProxy reads an IPv4 address with its port and an IPv6 one in brackets, but not both together.
+_IPV6_AND_PORT = r"replace-value x-forwarded-for '^\[([0-9A-Fa-f:.]+)\]:[0-9]+$' '\1'"
 HOPS = 4  # of trusted proxies, one behind the other (gateway/http/forwarded.py)
 _A_LINE = 16  # words of a list: HAProxy takes 64 a line, of 2,048 characters
 MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.py)
@@ -240,6 +242,7 @@ def _hops(options: HAProxyOptions) -> list[str]:
         f"http-request replace-header {name} '{open_}' '{closed}' if trusted_proxy"
         for name, open_, closed in _OPEN_QUOTES
     ]
+    lines.append(f"http-request {_IPV6_AND_PORT} if trusted_proxy")
     before = "trusted_proxy"
     for hop in range(1, HOPS + 1):
         # `rfc7239_field` knows names in lower case alone.

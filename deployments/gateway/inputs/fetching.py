@@ -156,7 +156,9 @@ class Fetcher:
             raise _failed(label, f"{place.name} answered {status}, not 200")
         if head.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise _failed(label, f"{place.name} sent a content-encoding; it must send plain bytes")
-        length = head.get(b"content-length", b"0")
+        length = head.get(b"content-length", b"")
+        if not length and b"chunked" not in head.get(b"transfer-encoding", b"").lower():
+            raise _failed(label, f"{place.name} did not say where its answer ends (no length)")
         if length.isdigit() and int(length[:18]) > self.max_bytes:
             raise self._too_large(label)
 
