@@ -68,10 +68,12 @@ class Http2:
             self.frame(DATA, END_STREAM if last else 0, stream, body[at : at + 16_384])
 
     async def until(self, what: Callable[[], object], within_s: float = 10.0) -> None:
+        """`what` may be of other connections, too, which do not tell of their news here."""
         async with asyncio.timeout(within_s):
             while not what() and not self.closed:
                 self._news.clear()
-                await self._news.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), 0.1)
 
     async def answer(self, stream: int, within_s: float = 10.0) -> Stream:
         found = self.streams[stream]

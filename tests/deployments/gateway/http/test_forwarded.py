@@ -62,7 +62,7 @@ CASES: dict[str, tuple[list[str], str, str, str]] = {
         "6.6.6.6", "", "",
     ),
     "X's port": (["x-forwarded-for: 5.5.5.5, 6.6.6.6:4711, 10.0.0.1:80"], "6.6.6.6", "", ""),
-    "X's IPv6 and port": (["x-forwarded-for: [2001:db8::7]:4711, [fd00::1]"], "2001:db8::7", "", ""),
+    "X's IPv6 and port": (["x-forwarded-for: [2001:db8::7]:80, [fd00::1]"], "2001:db8::7", "", ""),
     "an open quote": (['x-forwarded-for: "x, 6.6.6.6'], "6.6.6.6", "", ""),
     "an open quote alone": (['x-forwarded-for: ", 10.0.0.1, 6.6.6.6, 10.0.0.2'], "6.6.6.6", "", ""),
     "a quote before a proxy": (['x-forwarded-for: 6.6.6.6, ", 10.0.0.1'], "10.0.0.1", "", ""),
