@@ -96,7 +96,7 @@ def test_callers_and_replicas_go_on_while_bounds_and_the_log_level_change(
         config = until_bound(cluster, 9)
         until_replaced(cluster, first)
         assert "wait-for-body time 7s if { req.body_size 1:16384 }" in config
-        assert "unless { src 10.0.0.0/8 }" in config
+        assert "acl trusted_proxy src 10.0.0.0/8" in config
         assert "nbthread 2\n" in config
         assert (infer(cluster, 10_000), infer(cluster, 20_000)) == (200, 413)
         assert departures(cluster) == 0  # they log errors only
