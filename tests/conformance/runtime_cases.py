@@ -61,7 +61,7 @@ TEXTS = (
     Case("torch", "bert"),
     Case("torch", "bert", "classify"),
     Case("torch", "text.pt2"),
-    Case("torch", "text.pt2", options={"mode": "compile"}),  # BERT's: tests/runtimes/test_torch_modes
+    Case("torch", "text.pt2", options={"mode": "compile"}),  # BERT: test_torch_modes
     Case("torch", "bert", "embed", precision="int8"),
     Case("torch", "bert", "classify", precision="fp16"),
     Case("onnxruntime", "bert", "embed", {"io_binding": True}),
