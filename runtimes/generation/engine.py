@@ -121,7 +121,7 @@ class Engine:
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()
         self._closed = False
-        self._stepping = asyncio.get_running_loop().create_task(self._step_for_ever())
+        self._stepping = asyncio.get_running_loop().create_task(self._step_until_closed())
 
     async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         self._check()
@@ -230,6 +230,15 @@ class Engine:
 
     # ---- steps ------------------------------------------------------------------------------
 
+    async def _step_until_closed(self) -> None:
+        """A fault of this file itself ends the engine, with all that runs there."""
+        try:
+            await self._step_for_ever()
+        except Exception as fault:
+            for answer in self._answers:
+                answer.fail(Unhealthy(f"the engine's steps have ended: {fault!r}"))
+            raise
+
     async def _step_for_ever(self) -> None:
         loop, scheduler = asyncio.get_running_loop(), self._scheduler
         while True:
@@ -255,8 +264,13 @@ class Engine:
             scheduler.read(reads)
             for each in reads:
                 token = next(drawn) if each.draws else None
-                if token is not None and each.sequence.running:
+                if not each.sequence.running:
+                    continue
+                if isinstance(token, Drawn):
                     self._take(each.sequence.owner, token)
+                elif token is not None:
+                    scheduler.drop(each.sequence)
+                    each.sequence.owner.answer.fail(token)
 
     def _take(self, output: _Output, drawn: Drawn) -> None:
         """An output's next token; it ends here if the token or the text says so."""
@@ -298,8 +312,16 @@ def _drawing(sequence: Tokens) -> Drawing:
     return lambda scores: sampler.draw(scores, sequence.prompt, sequence.output)
 
 
-def _computed(network: Network, parts: list[Part], draws: list[Drawing]) -> list[Drawn]:
+def _computed(network: Network, parts: list[Part], draws: list[Drawing]) -> list[Drawn | RunError]:
     """A step, on the thread that computes."""
     scores = network.step(parts)
     with torch.inference_mode():
-        return [draw(row) for draw, row in zip(draws, scores, strict=True)]
+        return [_one(draw, row) for draw, row in zip(draws, scores, strict=True)]
+
+
+def _one(draw: Drawing, scores: torch.Tensor) -> Drawn | RunError:
+    """Penalties that overflow leave nothing that can be drawn; others' tokens are not theirs."""
+    try:
+        return draw(scores)
+    except Exception as fault:  # the library's
+        return errors.failed(f"no token can be drawn: {fault}", fault)

@@ -135,7 +135,7 @@ class AnswerText:
             text = self._stream.step(self._tokens, token) or ""
         except Exception:  # the text of all tokens does not begin with that of those before
             self._stream = DecodeStream(skip_special_tokens=self._skip_special)
-            text = self._stream.step(self._tokens, token) or ""
+            text = str(self._tokens.decode([token], skip_special_tokens=self._skip_special))
         if text and self._prompt:
             # The first text is that of the whole prompt and what came behind it.
             prompt, self._prompt = self._prompt, ""

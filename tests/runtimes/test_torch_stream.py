@@ -160,6 +160,29 @@ async def test_a_network_that_fails_fails_what_it_was_asked_alone(
 
 
 @on_one_loop
+async def test_one_for_whom_nothing_can_be_drawn_fails_alone(runtime: StreamRuntime) -> None:
+    good = asyncio.create_task(ids(runtime, [5], max_tokens=200))
+    await until_running(runtime)
+    with pytest.raises(RunError, match="drawn"):
+        await ids(runtime, [5, 6], temperature=1, repetition_penalty=1e-45)
+    assert len(await good) == 200
+
+
+@on_one_loop
+async def test_an_engine_that_breaks_ends_all_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+    monkeypatch.setattr("runtimes.generation.engine.AnswerText.add", None)
+    with pytest.raises(Unhealthy):
+        await ids(runtime, [5], stream=True)
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+    await runtime.close()
+
+
+@on_one_loop
 async def test_closing_ends_what_runs(folder: Path) -> None:
     runtime = catalog.create_stream(settings(folder))
     with pytest.raises(Unhealthy):
