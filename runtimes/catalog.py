@@ -26,6 +26,7 @@ from runtimes import archive_text, calibration, folder
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact
+from runtimes.generation import files as language_model
 from runtimes.graph import bert
 from runtimes.graph.options import GraphOptions
 from runtimes.maxsim import MaxSim
@@ -108,6 +109,9 @@ ENTRIES: Mapping[str, BackendEntry] = {
 }  # fmt: skip
 STREAMS: Mapping[str, BackendEntry] = {
     "synthetic": BackendEntry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
+    "torch": BackendEntry(
+        "runtimes.torch.stream", "TorchStream", "torch", ("fp32", "bf16", "fp16")
+    ),
     "vllm": BackendEntry(
         "runtimes.vllm.runtime", "VLLM", "vllm", ("fp32", "bf16", "fp16"),
         "make vllm, or on a machine with a GPU pip install 'headrace[vllm]'",
@@ -327,6 +331,8 @@ def check_files(path: Path, asked: FileRequirements) -> None:
                 "as save_pretrained writes it, or hf:ORG/NAME@COMMIT"
             )
         inspection.check([str(path)])
+        if asked.runtime == "torch":
+            language_model.check(path, asked.max_length)
         check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)

@@ -63,7 +63,7 @@ GONE_S = 2.0
 RUNNING = {HEADRACE: "headrace_replica_running_sequences"}  # metric; of the others vLLM's own
 _SEQUENCES, _CONTEXT, _BLOCK = 32, 2048, 32
 _PROCESSORS = len(os.sched_getaffinity(0))
-_THREADS = max(1, _PROCESSORS - 1)
+THREADS = max(1, _PROCESSORS - 1)
 _SEED = 11
 _LEFT, _LEAVE_S, _POLL_S, _LIMIT_S = 200, 1.5, 0.05, 30.0
 
@@ -91,7 +91,7 @@ def ours(size: str) -> AbstractContextManager[RunningServer]:
             "models.llm.options.max_num_seqs": _SEQUENCES,
             "models.llm.options.block_size": _BLOCK,
             "models.llm.options.kv_cache_gib": 1,
-            "models.llm.replicas.threads": _THREADS,
+            "models.llm.replicas.threads": THREADS,
         },
     )
     return headrace(settings, name=f"{HEADRACE}-{size}")
@@ -118,7 +118,7 @@ def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]
     if name == VLLM:  # as Headrace has it
         command += ["--distributed-executor-backend", "uni"]
         environ |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(_THREADS),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(THREADS),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }  # fmt: skip
     log = f"{name}-{size}".replace(" ", "-")
@@ -357,7 +357,7 @@ BENCH = Bench(
     thresholds=thresholds,
     notes=(
         "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
-        f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "
+        f"{THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "
         "client runs at real-time priority, where it may.",
     ),
     record=asdict,

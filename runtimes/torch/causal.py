@@ -1,0 +1,205 @@
+"""A causal language model of transformers that reads parts of several sequences in one pass.
+
+All tokens of a step stand in one row, without padding, and only attention knows whose they are: the
+function that is registered here with transformers looks at each sequence's own keys and values,
+which are kept one buffer a layer. `opened` compares this with the module's own way, so a model that
+does not work like that (states in place of attention, biases by distance) is refused when it is
+loaded. Source: transformers' AttentionInterface. This module imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from runtimes.errors import LoadError
+from runtimes.generation.engine import Part
+
+_PIECE = 64  # places by which a buffer grows
+_NAME = "headrace_parts"
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest
+_TRIED = 24  # tokens
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class KeysValues:
+    """Of one sequence: for each layer, keys and values [heads, places, width]."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Pair] = {}
+        self._begins: tuple[KeysValues, int] | None = None
+
+    def begin_with(self, source: KeysValues, tokens: int) -> None:
+        """The first so many are those of another sequence. They are copied with the next step."""
+        self._layers.clear()
+        self._begins = source, tokens
+
+    def settle(self) -> None:
+        if self._begins is None:
+            return
+        source, tokens = self._begins
+        source.settle()
+        self._begins = None
+        places = -(-tokens // _PIECE) * _PIECE
+        for layer, pair in source._layers.items():
+            self._layers[layer] = _grown(pair, tokens, places), _grown(pair, tokens, places, 1)
+
+    def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: int) -> Pair:
+        """All of a layer, with these [heads, tokens, width] behind the first `at`."""
+        end = at + keys.shape[1]
+        held = self._layers.get(layer)
+        if held is None or held[0].shape[1] < end:
+            places = -(-end // _PIECE) * _PIECE
+            old = (keys[:, :0], values[:, :0]) if held is None else held
+            held = self._layers[layer] = _grown(old, at, places), _grown(old, at, places, 1)
+        held[0][:, at:end], held[1][:, at:end] = keys, values
+        return held[0][:, :end], held[1][:, :end]
+
+
+def _grown(pair: Pair, tokens: int, places: int, which: int = 0) -> torch.Tensor:
+    old = pair[which]
+    new = old.new_empty((old.shape[0], places, old.shape[2]))
+    new[:, :tokens] = old[:, :tokens]
+    return new
+
+
+@dataclass(frozen=True, slots=True)
+class CausalModel:
+    """`module`: transformers' own, with this module's attention."""
+
+    module: Any
+    vocabulary: int
+
+    def cache(self) -> KeysValues:
+        return KeysValues()
+
+    def step(self, parts: Sequence[Part]) -> torch.Tensor:
+        """float32 [wanted parts, vocabulary]."""
+        with torch.inference_mode():
+            for part in parts:
+                part.cache.settle()
+            ids = np.concatenate([part.ids for part in parts])
+            places = [np.arange(part.at, part.at + len(part.ids)) for part in parts]
+            ends = np.cumsum([len(part.ids) for part in parts])
+            rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.wanted]
+            found = self.module(
+                input_ids=torch.from_numpy(ids)[None],
+                position_ids=torch.from_numpy(np.concatenate(places))[None],
+                use_cache=False,
+                logits_to_keep=torch.tensor(rows or [0]),
+                parts=parts,
+            )
+            return found.logits[0, : len(rows)].float()
+
+
+def opened(folder: Path, kind: torch.dtype) -> CausalModel:
+    """The folder's model, checked. Raises `LoadError`."""
+    AttentionInterface.register(_NAME, _attention)
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=kind, local_files_only=True,
+            trust_remote_code=False, use_safetensors=True,
+        ).eval()  # fmt: skip
+    except Exception as error:  # its parts raise what they like
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise LoadError(f"{folder}: transformers cannot load it: {words[0]}") from error
+    model = CausalModel(module, int(module.get_output_embeddings().weight.shape[0]))
+    _check(folder, model, kind)
+    return model
+
+
+def _check(folder: Path, model: CausalModel, kind: torch.dtype) -> None:
+    """Compares the numbers of two sequences that are read in parts, beside one another, with the
+    module's own for each. Leaves the module with this module's attention."""
+    drawn = np.random.default_rng(0).integers(0, model.vocabulary, (2, _TRIED))
+    with torch.inference_mode():
+        own = model.module(torch.from_numpy(drawn), use_cache=False).logits[:, -1].float()
+    model.module.set_attn_implementation(_NAME)
+    rows = [(row, KeysValues()) for row in drawn]
+    bounds = [(0, 7, 20, _TRIED), (0, 9, 10, _TRIED)]  # of the parts in which each is read
+    try:
+        for step in range(3):
+            parts = [
+                Part(cache, row[ends[step] : ends[step + 1]], ends[step])
+                for (row, cache), ends in zip(rows, bounds, strict=True)
+            ]
+            found = model.step(parts)
+    except Exception as error:
+        raise LoadError(
+            f"{folder}: its {type(model.module).__name__} cannot read several sequences at once: "
+            f"{error}; use runtime vllm"
+        ) from error
+    off = (found - own).abs().max() / own.abs().max()
+    if not off <= _TOLERANCE[kind]:
+        raise LoadError(
+            f"{folder}: its {type(model.module).__name__} gives other numbers where several "
+            f"sequences are read at once (off by {off:.2g}); use runtime vllm"
+        )
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' interface: [1, heads, tokens, width] in, [1, tokens, heads, width] out."""
+    parts: Sequence[Part] = more["parts"]
+    unknown = [name for name in ("softcap", "s_aux") if more.get(name) is not None]
+    if unknown:
+        raise NotImplementedError(f"attention with {unknown[0]} is not supported")
+    window = more.get("sliding_window")
+    made = query.new_empty((query.shape[2], query.shape[1], value.shape[3]))
+    start = 0
+    for part in parts:
+        end = start + len(part.ids)
+        keys, values = part.cache.extended(
+            int(module.layer_idx), key[0, :, start:end], value[0, :, start:end], part.at
+        )
+        asks = query[0, :, start:end]
+        made[start:end] = _attended(asks, keys, values, scaling, window).transpose(0, 1)
+        start = end
+    return made[None], None
+
+
+def _attended(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """The last tokens' look at all: [heads, tokens, width], `keys` of fewer heads maybe."""
+    heads, tokens, width = query.shape
+    grouped = heads != keys.shape[0]
+    if tokens == 1:  # heads that share keys stand in place of tokens: nothing is masked
+        if window is not None:
+            keys, values = keys[:, -window:], values[:, -window:]
+        asks = query.reshape(1, keys.shape[0], -1, width)
+        found = functional.scaled_dot_product_attention(
+            asks, keys[None], values[None], scale=scaling
+        )
+        return found.reshape(heads, 1, -1)
+    known = keys.shape[1]
+    mask = None
+    if known > tokens or (window is not None and known > window):
+        at = torch.arange(known - tokens, known)[:, None]
+        other = torch.arange(known)[None]
+        mask = other <= at
+        if window is not None:
+            mask &= other > at - window
+    found = functional.scaled_dot_product_attention(
+        query[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None,
+        scale=scaling, enable_gqa=grouped,
+    )  # fmt: skip
+    return found[0]

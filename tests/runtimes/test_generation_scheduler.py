@@ -1,0 +1,211 @@
+"""Who reads and who waits, step by step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from runtimes.generation.scheduler import BLOCK_TOKENS, Scheduler, Sequence, Shape
+
+
+class Engine:
+    """A scheduler, whose network does nothing but give the token 7."""
+
+    def __init__(self, *, sequences: int = 4, cache: int = 1000, step: int = 32) -> None:
+        self.shared: list[tuple[object, object, int]] = []
+        self.scheduler = Scheduler(
+            Shape(sequences, cache, step), lambda *said: self.shared.append(said)
+        )
+
+    def add(self, prompt: int | list[int], *, priority: int = 0, salt: str = "") -> Sequence:
+        ids = list(range(prompt)) if isinstance(prompt, int) else prompt
+        sequence = Sequence(None, np.asarray(ids, dtype=np.int64), priority, salt, object())
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> dict[Sequence, int]:
+        """How many tokens each read."""
+        parts = self.scheduler.plan()
+        assert sum(part.count for part in parts) <= self.scheduler.shape.step_tokens
+        self.scheduler.read(parts)
+        for part in parts:
+            if part.draws:
+                part.sequence.output.append(7)
+        return {part.sequence: part.count for part in parts}
+
+
+def test_a_prompt_is_read_and_gives_a_token_each_step():
+    engine = Engine()
+    one = engine.add(5)
+    assert [engine.step()[one] for _ in range(3)] == [5, 1, 1]
+    assert (len(one.output), one.held, engine.scheduler.counts.steps) == (3, 8, 3)
+
+
+def test_nothing_to_do_is_no_step():
+    engine = Engine()
+    assert engine.step() == {}
+    assert engine.scheduler.counts.steps == 0
+
+
+def test_a_long_prompt_is_read_in_parts_beside_those_that_are_answered():
+    engine = Engine(step=32)
+    short = engine.add(5)
+    engine.step()
+    long = engine.add([9] * 100)
+    steps = [engine.step() for _ in range(4)]
+    assert [step[short] for step in steps] == [1, 1, 1, 1]
+    assert [step[long] for step in steps] == [31, 31, 31, 7]
+    assert len(long.output) == 1
+
+
+def test_no_more_run_than_may_and_the_urgent_join_first():
+    engine = Engine(sequences=2)
+    late, early, urgent = engine.add(3, priority=1), engine.add(4, priority=1), engine.add(5)
+    assert set(engine.step()) == {urgent, late}
+    assert (engine.scheduler.running, engine.scheduler.waiting) == (2, 1)
+    engine.scheduler.remove(urgent)
+    assert early in engine.step()
+
+
+def test_one_that_waits_can_leave():
+    engine = Engine(sequences=1)
+    engine.add(3)
+    waits = engine.add(4)
+    engine.step()
+    engine.scheduler.remove(waits)
+    engine.scheduler.remove(waits)
+    assert engine.scheduler.waiting == 0
+
+
+def test_a_prompt_without_room_waits_until_there_is():
+    engine = Engine(cache=100, step=200)
+    first, second = engine.add([1] * 60), engine.add([2] * 60)
+    assert set(engine.step()) == {first}
+    engine.scheduler.remove(first)
+    assert set(engine.step()) == {second}
+
+
+def test_a_full_cache_makes_the_least_urgent_begin_anew():
+    engine = Engine(cache=20, step=50)
+    second, first = engine.add([1] * 8, priority=1), engine.add([2] * 8, priority=0)
+    while second.running or not engine.scheduler.counts.steps:
+        engine.step()
+    assert first.running
+    assert engine.scheduler.counts.preemptions == 1
+    assert second.held == 0
+    outputs = list(second.output)
+    engine.scheduler.remove(first)
+    assert engine.step() == {second: 8 + len(outputs)}  # all of it is read again
+    assert second.output == [*outputs, 7]
+
+
+def test_one_alone_is_never_preempted():
+    engine = Engine(cache=10)
+    alone = engine.add(8)
+    for _ in range(5):
+        engine.step()
+    assert (len(alone.output), engine.scheduler.counts.preemptions) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [(BLOCK_TOKENS, 0), (BLOCK_TOKENS + 1, BLOCK_TOKENS), (3 * BLOCK_TOKENS, 2 * BLOCK_TOKENS)],
+)
+def test_whole_blocks_of_a_known_prompt_are_not_read_again(prompt, found):
+    engine = Engine(step=100)
+    first = engine.add(prompt)
+    engine.step()
+    engine.scheduler.remove(first)
+    second = engine.add(prompt)
+    assert engine.step()[second] == prompt - found
+    assert second.cached == found
+    assert engine.scheduler.counts.prefix_hits == found
+    assert engine.shared == ([(second.cache, first.cache, found)] if found else [])
+
+
+def test_an_answer_is_known_to_the_next_turn_too():
+    engine = Engine(step=100)
+    first = engine.add(30)
+    for _ in range(20):
+        engine.step()
+    engine.scheduler.remove(first)
+    second = engine.add([*range(30), *first.output, 1, 2])
+    engine.step()
+    assert second.cached == (30 + 19) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_another_salt_finds_nothing():
+    engine = Engine(step=100)
+    engine.scheduler.remove(_read(engine, 40, salt="acme"))
+    other = engine.add(40, salt="batch")
+    engine.step()
+    assert other.cached == 0
+
+
+def test_outputs_of_one_prompt_read_it_once():
+    engine = Engine(step=32)
+    ids = np.arange(64)
+    outputs = [Sequence(None, ids, 0, "", object()) for _ in range(3)]
+    for output in outputs:
+        engine.scheduler.add(output)
+    steps = [engine.step() for _ in range(3)]
+    assert [list(step.values()) for step in steps] == [[32], [32], [1, 16, 15]]
+    assert [output.cached for output in outputs] == [0, 48, 48]
+
+
+def test_what_has_ended_makes_room_for_what_runs():
+    engine = Engine(cache=100, step=100)
+    engine.scheduler.remove(_read(engine, [1] * 60))
+    engine.scheduler.remove(_read(engine, [2] * 60))
+    again = engine.add([1] * 60)
+    engine.step()
+    assert again.cached == 0  # forgotten for the second
+    engine.scheduler.remove(again)
+    third = engine.add([1] * 60)
+    engine.step()
+    assert third.cached == 48
+
+
+def test_what_failed_is_not_kept():
+    engine = Engine(step=100)
+    engine.scheduler.drop(_read(engine, 40))
+    again = engine.add(40)
+    engine.step()
+    assert again.cached == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_all_are_answered_and_the_cache_holds(seed):
+    """A place is taken by every token but the last."""
+    drawn = random.Random(seed)
+    engine = Engine(sequences=3, cache=80, step=16)
+    wanted: dict[Sequence, int] = {}
+    done = 0
+    for step in range(2000):
+        if step < 300 and drawn.random() < 0.3:
+            prompt = [drawn.randrange(3)] * drawn.randrange(1, 50)
+            sequence = engine.add(prompt, priority=drawn.randrange(3))
+            wanted[sequence] = drawn.randrange(1, 80 - len(prompt))
+        engine.step()
+        assert sum(each.read for each in wanted if each.running) <= 80
+        for sequence in [s for s, most in wanted.items() if len(s.output) >= most]:
+            engine.scheduler.remove(sequence)
+            del wanted[sequence]
+            done += 1
+        if drawn.random() < 0.02 and wanted:  # a caller leaves
+            left = drawn.choice(list(wanted))
+            engine.scheduler.remove(left)
+            del wanted[left]
+        if step > 300 and not wanted:
+            break
+    assert not wanted
+    assert done > 10
+    assert (engine.scheduler.running, engine.scheduler.waiting) == (0, 0)
+
+
+def _read(engine: Engine, prompt: int | list[int], **more: str) -> Sequence:
+    sequence = engine.add(prompt, **more)
+    engine.step()
+    return sequence

@@ -1,0 +1,295 @@
+"""transformers' own models, answered step by step: the same tokens as its `generate`, and folders
+that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+import transformers
+
+from examples import make_llm
+from runtimes import catalog
+from runtimes.catalog import FileRequirements
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.generation.engine import Part
+from runtimes.torch import causal
+from runtimes.types import RuntimeSettings, StreamRequest, StreamRuntime
+
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+BLOOM = {"vocab_size": 300, "hidden_size": 64, "n_layer": 2, "n_head": 4}
+GPT2 = {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llm.make(tmp_path_factory.mktemp("made") / "llm")
+
+
+def settings(folder: Path, **options: object) -> RuntimeSettings:
+    return RuntimeSettings(
+        "llm", "torch", folder, folder, task="generate", max_length=512, threads=1, options=options
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def runtime(folder: Path) -> AsyncIterator[StreamRuntime]:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+    yield runtime
+    await runtime.close()
+
+
+async def until_running(runtime: StreamRuntime) -> None:
+    async with asyncio.timeout(5):
+        while not (await runtime.health()).running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def ids(runtime: StreamRuntime, prompt: list[int], **fields: object) -> list[int]:
+    asked = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    body = json.dumps(asked | fields).encode()
+    async with aclosing(runtime.run(StreamRequest("r", "completions", body))) as chunks:
+        *_, last = [chunk async for chunk in chunks]
+    found: list[int] = json.loads(last.data)["choices"][0]["token_ids"]
+    return found
+
+
+@on_one_loop
+async def test_tokens_are_those_that_transformers_generates(
+    runtime: StreamRuntime, folder: Path
+) -> None:
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    drawn = np.random.default_rng(0)
+    prompts = [drawn.integers(10, 1000, size).tolist() for size in (1, 15, 16, 17, 300, 300)]
+    own = [
+        module.generate(
+            torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None,
+            repetition_penalty=1.3,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]  # fmt: skip
+    asked = [ids(runtime, prompt, max_tokens=40, repetition_penalty=1.3) for prompt in prompts]
+    assert await asyncio.gather(*asked) == own
+
+
+@on_one_loop
+async def test_a_long_prompt_lets_others_go_on(runtime: StreamRuntime) -> None:
+    """Of two steps that its prompt takes, both give the other one a token."""
+    asked = {"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True}
+    request = StreamRequest("r", "completions", json.dumps(asked).encode())
+    async with aclosing(runtime.run(request)) as chunks:
+        first = await anext(chunks)
+        steps = (await runtime.health()).steps
+        assert len(await ids(runtime, [7] * 400, max_tokens=1)) == 1
+        while (chunk := await anext(chunks)).output_tokens < 50:
+            pass
+        passed = (await runtime.health()).steps - steps
+    assert chunk.output_tokens - first.output_tokens >= passed - 1
+
+
+@on_one_loop
+async def test_an_answer_in_the_cache_changes_nothing(runtime: StreamRuntime) -> None:
+    first = await ids(runtime, [11] * 40, max_tokens=30)
+    for _ in range(2):  # what was read, and what was copied from there
+        assert await ids(runtime, [11] * 40, max_tokens=30) == first
+
+
+@on_one_loop
+async def test_the_urgent_one_is_answered_first(folder: Path) -> None:
+    runtime = catalog.create_stream(settings(folder, max_sequences=1))
+    await runtime.load()
+    done: list[str] = []
+
+    async def ask(name: str, priority: int) -> None:
+        body = json.dumps({"prompt": [9], "max_tokens": 20, "ignore_eos": True}).encode()
+        async for _ in runtime.run(StreamRequest(name, "completions", body, priority)):
+            pass
+        done.append(name)
+
+    first = asyncio.create_task(ask("first", 0))
+    await until_running(runtime)
+    await asyncio.gather(first, ask("late", 2), ask("urgent", 1))
+    await runtime.close()
+    assert done == ["first", "urgent", "late"]
+
+
+@on_one_loop
+async def test_a_full_cache_changes_no_answer(runtime: StreamRuntime, folder: Path) -> None:
+    small = catalog.create_stream(settings(folder, cache_tokens=512))
+    await small.load()
+    prompts = [[20 + number] * 90 for number in range(4)]
+    asked = [ids(small, prompt, max_tokens=80) for prompt in prompts]
+    assert await asyncio.gather(*asked) == [
+        await ids(runtime, prompt, max_tokens=80) for prompt in prompts
+    ]
+    assert (await small.health()).preemptions > 0
+    await small.close()
+
+
+@on_one_loop
+async def test_a_network_that_fails_fails_what_it_was_asked_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+    step = causal.CausalModel.step
+
+    def fails(self: causal.CausalModel, parts: list[Part]) -> object:
+        if any(13 in part.ids for part in parts):
+            raise RuntimeError("broken")
+        return step(self, parts)
+
+    monkeypatch.setattr(causal.CausalModel, "step", fails)
+    with pytest.raises(RunError, match="broken"):
+        await ids(runtime, [13])
+    assert len(await ids(runtime, [5], max_tokens=3)) == 3
+    await runtime.close()
+
+
+@on_one_loop
+async def test_one_for_whom_nothing_can_be_drawn_fails_alone(runtime: StreamRuntime) -> None:
+    good = asyncio.create_task(ids(runtime, [5], max_tokens=200))
+    await until_running(runtime)
+    with pytest.raises(RunError, match="drawn"):
+        await ids(runtime, [5, 6], temperature=1, repetition_penalty=1e-45)
+    assert len(await good) == 200
+
+
+@on_one_loop
+async def test_an_engine_that_breaks_ends_all_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+    monkeypatch.setattr("runtimes.generation.engine.AnswerText.add", None)
+    with pytest.raises(Unhealthy):
+        await ids(runtime, [5], stream=True)
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+    await runtime.close()
+
+
+@on_one_loop
+async def test_closing_ends_what_runs(folder: Path) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+    await runtime.load()
+    running = asyncio.create_task(ids(runtime, [5], max_tokens=400))
+    await until_running(runtime)
+    await runtime.close()
+    await runtime.close()
+    with pytest.raises(RunError):
+        await running
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Qwen3", SIZES), ("Mistral", {**SIZES, "sliding_window": 8}), ("GPT2", GPT2),
+        ("Gemma3Text", {**SIZES, "sliding_window": 8}), ("Mixtral", SIZES),
+    ],
+)  # fmt: skip
+def test_families_give_their_own_numbers(tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
+    """Also behind the window of attention."""
+    module = saved(tmp_path, name, sizes).eval()
+    model = causal.opened(tmp_path, torch.float32)
+    tokens = np.random.default_rng(1).integers(0, 300, 60)
+    with torch.inference_mode():
+        own = module(torch.from_numpy(tokens)[None], use_cache=False).logits[0, -1]
+    cache = model.cache()
+    for start, end in ((0, 20), (20, 59), (59, 60)):
+        found = model.step([Part(cache, tokens[start:end], start)])
+    assert torch.allclose(found[0], own, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("Bloom", BLOOM), ("Gemma2", SIZES),
+        ("Mamba", {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2}),
+        ("Falcon", {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
+                    "num_attention_heads": 4}),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_read_so_is_refused(
+    tmp_path: Path, name: str, sizes: dict[str, int]
+) -> None:
+    saved(tmp_path, name, sizes)
+    with pytest.raises(LoadError, match=f"its {name}.*use runtime vllm"):
+        causal.opened(tmp_path, torch.float32)
+
+
+def saved(path: Path, name: str, sizes: dict[str, int]) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    module = transformers.AutoModelForCausalLM.from_config(config)
+    module.save_pretrained(path)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["BertModel"]}, "ForCausalLM"),
+        ({"architectures": None}, "missing"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"max_position_embeddings": 100}, "lengths.max to 100"),
+        ({"auto_map": {"AutoModel": "a.B"}}, "auto_map"),
+        ("tokenizer.json", "fast tokeniser"),
+        ("model.safetensors", "weights"),
+        ("generation_config.json", "eos_token_id"),
+        ("code.py", "is code"),
+    ],
+)  # fmt: skip
+def test_check_refuses_a_folder_before_a_replica_starts(
+    folder: Path, tmp_path: Path, change: dict[str, object] | str, words: str
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    check(tmp_path)
+    if change == "generation_config.json":
+        (tmp_path / change).write_text('{"eos_token_id": "end"}')
+    elif change == "code.py":
+        (tmp_path / change).write_text("")
+    elif isinstance(change, str):
+        (tmp_path / change).unlink()
+    else:
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(LoadError, match=words):
+        check(tmp_path)
+
+
+def check(path: Path) -> None:
+    catalog.check_files(path, FileRequirements("torch", "generate", {}, "fp32", 512))
+
+
+@on_one_loop
+async def test_a_cache_that_cannot_hold_one_answer_is_refused(folder: Path) -> None:
+    with pytest.raises(LoadError, match="cache_tokens"):
+        await catalog.create_stream(settings(folder, cache_tokens=511)).load()
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_sequences": 0}, {"cache_tokens": 0}, {"step_tokens": 3, "max_sequences": 4}]
+)
+def test_options_out_of_bounds_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(LoadError, match=next(iter(options))):
+        catalog.check("torch", options, "fp32", "generate")
