@@ -12,6 +12,7 @@ from deployments.gateway.http.protocols.openai_generation import (
     OF_THE_RENDERER,
 )
 from runtimes import catalog
+from runtimes.vllm import engine_args, names
 
 MISSING = catalog.available("vllm", "generate")
 pytestmark = [
@@ -53,3 +54,29 @@ def test_bounds_are_the_engines_own_where_it_has_some() -> None:
     assert CHAT_FIELDS["bad_words"].max_items == envs.VLLM_MAX_NUM_BAD_WORDS
     assert CHAT_FIELDS["logprob_token_ids"].max_items == MAX_LOGPROB_TOKEN_IDS
     assert ModelConfig.max_logprobs == MAX_LISTED
+
+
+def test_every_argument_of_the_engine_has_a_class() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    known = {action.dest for action in parser._actions}
+    assert known ^ (engine_args.MAY_BE_SET.keys() | engine_args.OWNED.keys()) == set()
+
+
+def test_names_are_those_that_the_engine_registers() -> None:
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for where, registered in (
+        (names.TOOL_PARSERS, ToolParserManager.list_registered()),
+        (names.REASONING_PARSERS, ReasoningParserManager.list_registered()),
+        (names.QUANTISATIONS, QUANTIZATION_METHODS),
+        (names.CACHE_TYPES, get_args(CacheDType)),
+    ):
+        assert set(names.known(where)) == set(registered) == set(names.RECORDED[where].split())

@@ -84,14 +84,15 @@ def check_fields(given: Mapping[str, msgspec.Raw], table: Mapping[str, Field]) -
         if field is None:
             raise _unknown(name, table)
         view = memoryview(raw)
-        if view == b"null":
+        first = bytes(view[:4])
+        if first == b"null":
             continue
         if field.use is Use.REFUSED:
             raise BadRequest(f"{name} is not accepted: {field.why}.", param=name)
         if len(view) > field.max_bytes:
             said = f"{name} has {len(view)} bytes; it may have {field.max_bytes}."
             raise BadRequest(said, param=name)
-        if field.max_items is not None and view[:1] in (b"[", b"{"):
+        if field.max_items is not None and first[:1] in (b"[", b"{"):
             count = len(_items.decode(raw))
             if count > field.max_items:
                 said = f"{name} has {count} entries; it may have {field.max_items}."
