@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -196,6 +197,14 @@ def options_class(runtime: str, task: str = "tensors") -> type[Any]:
     return cls
 
 
+def gpus(runtime: str, options: Mapping[str, Any], task: str = "tensors") -> int:
+    """Over how many GPUs a replica's options divide the model, 1 where they do not say. Of options
+    that `check` has passed."""
+    chosen = option_parser.parse(options_class(runtime, task), options)
+    shares = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(int(getattr(chosen, name, 1)) for name in shares)
+
+
 def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: str) -> str | None:
     """Why a backend of graphs cannot compute in this precision with these options, or what is wrong
     with its calibration; None where nothing is. Of batch runtimes, for options that `check` has
@@ -333,6 +342,8 @@ def check_files(path: Path, asked: FileRequirements) -> None:
         inspection.check([str(path)])
         if asked.runtime == "torch":
             language_model.check(path, asked.max_length)
+        else:
+            inspection.check_quantisation(str(path), asked.options.get("quantization"))
         check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)

@@ -106,10 +106,11 @@ def _check_together(call: GenerationCall, tokens: int, generating: Generating) -
 
 def _check_answer(call: GenerationCall, prompts: int, each: int) -> None:
     """Raises BadRequest where one piece of the answer may be too large. A stream's are those of a
-    step, but for the log-probabilities of the prompt, which all come with its first."""
+    step, or of as many as the caller asks for, but for the log-probabilities of the prompt, which
+    all come with its first."""
     count = max(len(call.texts or call.tokens or ()), 1)
     logprobs = prompts * call.prompt_logprobs * call.sequences // count
-    tokens = 0 if call.streams else each * call.sequences
+    tokens = min(call.interval, each) * call.sequences if call.streams else each * call.sequences
     logprobs += tokens * call.logprobs
     if logprobs <= MAX_LOGPROBS and tokens * _ANSWER_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES:
         return

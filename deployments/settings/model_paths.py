@@ -15,6 +15,7 @@ from deployments.settings.accept import PATHS
 Change = Callable[[str], str]
 OPTIONS = ("calibration", "chat_template", "plans")
 NAMED = "lora_modules"  # a list of name=folder
+DRAFT = "speculative"  # a mapping; its `model` is a folder
 _SECTIONS: Mapping[str, tuple[str, ...]] = {"accept": PATHS, "record": ("folder",)}
 
 
@@ -41,13 +42,16 @@ def changed_options(options: Mapping[str, Any], how: Change) -> dict[str, Any]:
             made[name] = how(made[name])
     if isinstance(made.get(NAMED), list | tuple):
         made[NAMED] = [_module(each, how) for each in made[NAMED]]
+    draft = made.get(DRAFT)
+    if isinstance(draft, Mapping) and isinstance(draft.get("model"), str) and draft["model"]:
+        made[DRAFT] = {**draft, "model": how(draft["model"])}
     return made
 
 
 def in_options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(option, path) of each."""
     found: list[tuple[str, str]] = []
-    for name in (*OPTIONS, NAMED):
+    for name in (*OPTIONS, NAMED, DRAFT):
 
         def note(path: str, name: str = name) -> str:
             found.append((name, path))

@@ -7,8 +7,9 @@ reported together with all others.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -193,7 +194,7 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
             catalog.check(model.runtime, options, model.precision, model.task)
         except LoadError as error:
             return [((at,), str(error))]
-    if too_large := _beyond_slice(model):
+    if too_large := _beyond_slice(model) or _unlike_gpus(model):
         return [(("options",), too_large)]
     generates = model.task == catalog.GENERATE
     wrong = (
@@ -225,6 +226,22 @@ def _beyond_slice(model: ModelSettings) -> str | None:
                 f"{most_mib} MiB"
             )
     return None
+
+
+def _unlike_gpus(model: ModelSettings) -> str | None:
+    """Why a replica has not the GPUs that its options divide the model over. One without any runs
+    on processors, and one with a share of a GPU has one."""
+    from runtimes import catalog
+
+    wanted, given = catalog.gpus(model.runtime, model.options, model.task), model.replicas.num_gpus
+    if wanted > 1 and any(MIG_RESOURCE.fullmatch(name) for name in model.replicas.resources):
+        return "divides the model over GPUs, and MIG slices cannot reach each other's memory"
+    if given == 0 or wanted == max(given, 1) or model.task != catalog.GENERATE:
+        return None
+    return (
+        f"tensor_parallel_size times pipeline_parallel_size is {wanted}, and replicas.num_gpus is "
+        f"{given:g}; both must be the same"
+    )
 
 
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
@@ -261,13 +278,31 @@ def _option_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
 
 def _unlike(name: str, named: str) -> str | None:
     """What is wrong with what is at a path, which is there unless it is remote."""
+    from runtimes.vllm import inspection
+
     if remote_source.is_remote(named):
         return None
     path = sources.resolve(named)
     if name == "chat_template":
-        return None if path.is_file() else f"{path} is no file; must be one with a Jinja template"
+        if not path.is_file():
+            return f"{path} is no file; must be one with a Jinja template"
+        return _complaint(inspection.check_template, str(path))
     if not path.is_dir():
         return f"{path} is no folder; must be one"
     if name == model_paths.NAMED and not (path / "adapter_config.json").is_file():
         return f"{path} is no LoRA adapter: it has no adapter_config.json"
+    if name == model_paths.DRAFT:
+        if not (path / "config.json").is_file():
+            return f"{path} is no folder of a draft model: it has no config.json"
+        return _complaint(inspection.check, [str(path)])
+    return None
+
+
+def _complaint(check: Callable[[Any], None], of: Any) -> str | None:
+    from runtimes.errors import LoadError
+
+    try:
+        check(of)
+    except LoadError as wrong:
+        return str(wrong)
     return None

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
-from runtimes.vllm import inspection
+from runtimes.vllm import engine_args, inspection, names, speculative
 
 if TYPE_CHECKING:
     from runtimes.vllm.serving import Serving
@@ -30,7 +30,8 @@ _WARM_TOKENS = 4
 _DIED = "vLLM's engine died"
 _NO_HOST = "none.invalid"  # RFC 2606
 _AT_LEAST_1 = (
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "max_lora_rank",
+    "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size",
+    "pipeline_parallel_size", "max_lora_rank",
 )  # fmt: skip
 
 
@@ -46,9 +47,12 @@ class VLLMOptions:
     block_size: int | None = None  # tokens of a block
     kv_cache_gib: float | None = None  # on a GPU, None: what `gpu_memory_utilization` leaves
     gpu_memory_utilization: float | None = None  # share of the GPU's memory, 0..1
+    kv_cache_dtype: str | None = None  # by vLLM's name
     enable_prefix_caching: bool = True  # whether prompts share blocks
 
-    tensor_parallel_size: int = 1  # GPUs of a replica
+    # A replica has as many GPUs as the product of both.
+    tensor_parallel_size: int = 1  # parts of each layer
+    pipeline_parallel_size: int = 1  # groups of layers
     lora_modules: tuple[str, ...] = ()  # "name=folder"; served as "model:name"
     max_lora_rank: int | None = None
     chat_template: str | None = None  # a file, in place of the model's own template
@@ -63,6 +67,8 @@ class VLLMOptions:
     quantization: str | None = None
     enforce_eager: bool = False
     seed: int = 0
+    speculative: Mapping[str, Any] | None = None  # see `speculative.Speculative`
+    engine_args: Mapping[str, Any] | None = None  # see `engine_args`
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_1:
@@ -74,6 +80,13 @@ class VLLMOptions:
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"option 'gpu_memory_utilization' is {share}, it must be in (0, 1]")
+        for option, listed in (
+            ("tool_call_parser", names.TOOL_PARSERS), ("quantization", names.QUANTISATIONS),
+            ("reasoning_parser", names.REASONING_PARSERS), ("kv_cache_dtype", names.CACHE_TYPES),
+        ):  # fmt: skip
+            names.check(option, getattr(self, option), listed)
+        speculative.parsed(self.speculative)
+        engine_args.check(self.engine_args or {})
         for module in self.lora_modules:
             name, _, folder = module.partition("=")
             if not name or not folder:
@@ -93,6 +106,8 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         "gpu-memory-utilization": chosen.gpu_memory_utilization,
         "scheduling-policy": chosen.scheduling,
         "tensor-parallel-size": chosen.tensor_parallel_size,
+        "pipeline-parallel-size": chosen.pipeline_parallel_size,
+        "kv-cache-dtype": chosen.kv_cache_dtype,
         "max-lora-rank": chosen.max_lora_rank,
         "chat-template": chosen.chat_template,
         # Left to vLLM, each request chooses, and the first one binds all that follow.
@@ -102,6 +117,9 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         "quantization": chosen.quantization,
         "seed": chosen.seed,
     }
+    proposer = speculative.parsed(chosen.speculative)
+    if proposer is not None:
+        given["speculative-config"] = proposer.command_line()
     if chosen.kv_cache_gib is not None:
         given["kv-cache-memory-bytes"] = int(chosen.kv_cache_gib * _GIB)
     flags = {
@@ -114,6 +132,7 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
     }
     made = [f"--{name}={value}" for name, value in given.items() if value is not None]
     made += [f"--{name}" for name, wanted in flags.items() if wanted]
+    made += engine_args.command_line(chosen.engine_args or {})
     # Gateways fetch images and sounds; an empty list would allow every host.
     made += ["--allowed-media-domains", _NO_HOST]
     adapters = [_served_adapter(settings.name, module) for module in chosen.lora_modules]
@@ -145,17 +164,27 @@ class VLLMRuntime:
         self._settings.progress("staging", 0.0)
         loop = asyncio.get_running_loop()
         given = arguments(self._settings, self._options)
-        if not self._options.trust_files:
-            await loop.run_in_executor(None, inspection.check, self._folders())
+        await loop.run_in_executor(None, self._inspect)
         start = await loop.run_in_executor(None, _importer)
         self._settings.progress("staging", 1.0)
         self._settings.progress("compiling", 0.0)
         self._serving = await start(given, split_special_tokens=self._options.split_special_tokens)
         self._settings.progress("compiling", 1.0)
 
+    def _inspect(self) -> None:
+        """The files, before vLLM reads them. Raises LoadError."""
+        chosen = self._options
+        if chosen.chat_template is not None:
+            inspection.check_template(chosen.chat_template)
+        if not chosen.trust_files:
+            inspection.check(self._folders())
+            inspection.check_quantisation(str(self._settings.source), chosen.quantization)
+
     def _folders(self) -> list[str]:
         modules = (module.partition("=")[2] for module in self._options.lora_modules)
-        return [str(folder) for folder in (self._settings.source, *modules) if folder]
+        proposer = speculative.parsed(self._options.speculative)
+        draft = proposer.model if proposer else None
+        return [str(folder) for folder in (self._settings.source, *modules, draft) if folder]
 
     async def warm(self) -> None:
         """A short prompt, the longest one, one whose answer has log-probabilities and one whose

@@ -71,7 +71,8 @@ def _parsed(arguments: list[str]) -> Any:
 def _engine(parsed: Any, account: Account) -> AsyncLLM:
     """On a CPU its worker would be a further process, and between two steps each of the two would
     spin for the other: a processor that gateways and callers wait for."""
-    if current_platform.is_cpu() and parsed.tensor_parallel_size == 1:
+    workers = parsed.tensor_parallel_size * parsed.pipeline_parallel_size
+    if current_platform.is_cpu() and workers == 1:
         parsed.distributed_executor_backend = "uni"
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
     scheduling = config.scheduler_config

@@ -155,6 +155,8 @@ def _of_engine(model: ModelSettings, shape: Architecture | None) -> Iterator[Par
 
 def _cache(model: ModelSettings, chosen: VLLMOptions, shape: Architecture) -> Part:
     item, longest = ITEM_BYTES[model.precision], model.lengths.max
+    if (chosen.kv_cache_dtype or "").startswith(("fp8", "int8")):
+        item = 1
     if chosen.kv_cache_gib is not None:
         given = int(chosen.kv_cache_gib * _GIB)
         if given < footprint.cache_bytes(shape, longest, item):
@@ -192,6 +194,8 @@ def remarks(model: ModelSettings) -> Iterator[str]:
         )
     if chosen.lora_modules:
         yield "memory of LoRA adapters is not counted"
+    if chosen.speculative and "model" in chosen.speculative:
+        yield "memory of the draft model is not counted"
 
 
 def _mib(taken: int) -> int:
@@ -336,8 +340,6 @@ def _no_slice(model: ModelSettings) -> Iterator[str]:
     """Reasons why the model's replicas cannot run on a slice."""
     if model.replicas.num_gpus > 1:
         yield _WHOLE.format(model.replicas.num_gpus)
-    if model.runtime == "vllm" and engine_options(model).tensor_parallel_size > 1:
-        yield "options.tensor_parallel_size is above 1; slices cannot reach each other's memory"
     if model.runtime == "openvino":
         yield "its runtime is openvino, which does not run on these GPUs"
     if model.options.get("device") == "cpu":

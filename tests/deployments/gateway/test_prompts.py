@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.contract.description import Generating, ModelDescription
-from deployments.contract.errors import ContextTooLong
+from deployments.contract.errors import BadRequest, ContextTooLong
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.prompts import prompt_of, pseudo_ids
 from routers.api.requests import Generation
@@ -112,3 +112,16 @@ def test_without_a_tokeniser_four_bytes_are_a_token() -> None:
     found = pseudo_ids(["", "a", "abcd", "abcde", "é" * 4, "\ud800"])
     assert [len(each) for each in found] == [0, 1, 1, 2, 2, 1]
     assert found[2][0] == found[3][0]
+
+
+@pytest.mark.parametrize(("interval", "fits"), [(8, True), (9, False)])
+def test_a_streamed_piece_has_so_many_log_probabilities(
+    d: ModelDescription, interval: int, fits: bool
+) -> None:
+    """128 sequences of 64 log-probabilities a token."""
+    call = replace(CALL, sequences=128, logprobs=64, streams=True, interval=interval, max_tokens=20)
+    if fits:
+        assert prompt_of(call, [[1]], d).streams
+    else:
+        with pytest.raises(BadRequest, match="may come in one piece"):
+            prompt_of(call, [[1]], d)

@@ -251,6 +251,61 @@ def test_a_path_in_options_that_is_wrong_is_told_in_its_place(
     assert re.search(said, only)
 
 
+def llm(folder: Path, rest: str) -> Path:
+    file = folder / "some.yaml"
+    model = "models:\n  llm: {runtime: vllm, task: generate, source: model, %s}\n"
+    file.write_text(model % rest, encoding="utf-8")
+    return file
+
+
+def test_a_draft_models_folder_follows_the_rule_of_source(language_model: Path) -> None:
+    draft = "options: {speculative: {method: draft_model, tokens: 3, model: %s}}"
+    options = load(llm(language_model, draft % "model"), here=False).models["llm"].options
+    assert options["speculative"]["model"] == str(language_model / "model")
+    assert complaints(llm(language_model, draft % "model")) == []
+    for folder, said in (
+        ("absent", "options.speculative: no file or folder"),
+        ("lora", "options.speculative: .*no folder of a draft model"),
+    ):
+        (only,) = complaints(llm(language_model, draft % folder))
+        assert re.search(said, only)
+    (language_model / "model" / "pytorch_model.bin").touch()
+    found = complaints(llm(language_model, draft % "model"))
+    assert any("options.speculative" in each and "is a pickle" in each for each in found)
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("options: {tensor_parallel_size: 2}, replicas: {num_gpus: 2}", ""),
+        ("options: {tensor_parallel_size: 2, pipeline_parallel_size: 2}, replicas: {num_gpus: 4}",
+         ""),
+        ("options: {tensor_parallel_size: 2}", ""),  # on processors
+        ("replicas: {num_gpus: 0.5}", ""),
+        ("options: {tensor_parallel_size: 2}, replicas: {num_gpus: 1}", "is 2, and .* is 1; both"),
+        ("replicas: {num_gpus: 2}", "is 1, and replicas.num_gpus is 2"),
+        ("options: {tensor_parallel_size: 2}, replicas: {resources: {mig_1g_10gb: 1}}",
+         "MIG slices cannot reach"),
+    ],
+)  # fmt: skip
+def test_a_replica_has_the_gpus_that_its_options_divide_the_model_over(
+    language_model: Path, rest: str, said: str
+) -> None:
+    found = complaints(llm(language_model, rest))
+    assert found == [] if not said else re.search(said, "\n".join(found)), found
+
+
+def test_a_template_and_quantised_weights_are_looked_at(language_model: Path) -> None:
+    (language_model / "chat.jinja").write_text("{% if %}")
+    (only,) = complaints(written(language_model, "chat.jinja", '"a=lora"'))
+    assert "options.chat_template" in only
+    assert "no Jinja template, line 1" in only
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
+    (language_model / "model" / "config.json").write_text(json.dumps(config))
+    (only,) = complaints(llm(language_model, "options: {quantization: awq}"))
+    assert "says gptq; must be gptq or" in only
+
+
 TLS = """models: {a: {runtime: synthetic}}
 gateway:
   tls: {certificate: certs/tls.crt, key: certs/tls.key}

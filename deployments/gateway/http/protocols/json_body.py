@@ -4,6 +4,7 @@ Decoding errors become `BadRequest` with the byte or the path of the fault; `nam
 path's first index into a tensor's name. A number without a fraction is an integer, however it is
 written (3.0, 3e0), up to 2^53: JavaScript, R and Lua cannot tell them apart. Of equal keys in an
 object the last counts (RFC 8259 §4).
+`check_fields` holds a body to a table of what may be in it, where another reads the body itself.
 Long arrays of numbers are read a slice at a time, straight into the wanted array, and the thread
 sleeps after each millisecond of work so that other threads get the interpreter: two million
 integers would hold it for 160 ms. Elements are counted before anything is made of them.
@@ -11,9 +12,12 @@ integers would hold it for 160 ms. Elements are counted before anything is made 
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from typing import Any, TypeVar
 
@@ -40,6 +44,96 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _LONGEST_PAIR = 14  # bytes of two escapes, and what stands behind them
 _NON_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"nan", b"inf", b"-inf")
+
+
+class Use(Enum):
+    """What becomes of a field of a body that is passed on to an engine."""
+
+    READ = auto()  # here: routed, counted or bounded by what reads it
+    FREE = auto()  # costs the engine the same whatever its value
+    COUNTED = auto()  # may come into the prompt, and counts as if it did
+    BOUNDED = auto()  # costs the engine more the larger it is
+    IGNORED = auto()  # its API has it, the engine does nothing with it
+    REFUSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One row of such a table. `max_items`: of its list or object; `max_depth`: of lists and
+    objects within each other; `maximum`: of its number; `why`: it is refused. Whether its type is
+    right the engine says."""
+
+    use: Use
+    max_bytes: int = 1024
+    max_items: int | None = None
+    max_depth: int | None = None
+    maximum: int | None = None
+    why: str = ""
+
+
+_LONGEST_NAME = 64  # of an unknown field, in an error
+_MAX_DIGITS = 4300  # as many as pydantic reads of a number
+_MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
+_items = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+
+
+def check_fields(given: Mapping[str, msgspec.Raw], table: Mapping[str, Field]) -> None:
+    """Raises BadRequest that names the field. A field that is null is as one that is not there."""
+    for name, raw in given.items():
+        field = table.get(name)
+        if field is None:
+            raise _unknown(name, table)
+        view = memoryview(raw)
+        first = bytes(view[:4])
+        if first == b"null":
+            continue
+        if field.use is Use.REFUSED:
+            raise BadRequest(f"{name} is not accepted: {field.why}.", param=name)
+        if len(view) > field.max_bytes:
+            said = f"{name} has {len(view)} bytes; it may have {field.max_bytes}."
+            raise BadRequest(said, param=name)
+        if field.max_items is not None and first[:1] in (b"[", b"{"):
+            count = len(_items.decode(raw))
+            if count > field.max_items:
+                said = f"{name} has {count} entries; it may have {field.max_items}."
+                raise BadRequest(said, param=name)
+        if field.max_depth is not None and _is_deeper(bytes(raw), field.max_depth):
+            said = f"{name} is nested too deeply; it may have {field.max_depth} levels."
+            raise BadRequest(said, param=name)
+        if field.maximum is not None and count_of(raw) > field.maximum:
+            raise BadRequest(f"{name} may be {field.maximum} at most.", param=name)
+
+
+def count_of(raw: msgspec.Raw | None) -> int:
+    """A number that an engine judges: of one that it will refuse, 0. It also takes 20.0 and
+    "20"."""
+    written = b"" if raw is None else bytes(raw).strip(b'"')
+    try:
+        value = float(written) if len(written) <= _MAX_DIGITS else 0.0
+    except ValueError:
+        return 0
+    return int(min(value, 1e9)) if value > 0.0 else 0
+
+
+def _unknown(name: str, table: Mapping[str, Field]) -> BadRequest:
+    if len(name) > _LONGEST_NAME:
+        return BadRequest(f"unknown field '{name[:_LONGEST_NAME]}…'.")
+    known = [each for each, field in table.items() if field.use is not Use.REFUSED]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else "; it would have no effect, leave it out."
+    return BadRequest(f"unknown field '{name}'{hint}", param=name)
+
+
+def _is_deeper(written: bytes, most: int) -> bool:
+    if written.count(b"[") + written.count(b"{") <= most:
+        return False
+    depth = 0
+    for mark in _MARKS.finditer(written):
+        first = mark[0][:1]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > most:
+            return True
+    return False
 
 
 def read(decoder: msgspec.json.Decoder[T], body: bytes | memoryview) -> T:

@@ -1,9 +1,10 @@
 """OpenAI's `/v1/completions` and `/v1/chat/completions`: what a gateway has to know of a request.
 
 Only what routing, measuring and streaming need is read: the model, whether to stream, how many
-sequences of how many tokens, and the prompt. Everything else (tools, structured output, sampling,
-logprobs, stops) is the engine's: it gets the caller's own bytes, and its answer or refusal comes
-back as it is. Adapters are asked for as `model:adapter`; the whole name goes to the engine.
+sequences of how many tokens, and the prompt. Every other field (tools, structured output, sampling,
+logprobs, stops) stands in a table that says whether it is free, counted, bounded or refused; what
+may pass is the engine's: it gets the caller's own bytes, and its answer or refusal comes back as it
+is. Adapters are asked for as `model:adapter`; the whole name goes to the engine.
 
 Source: OpenAI API reference, "Create completion", "Create chat completion"; vLLM's online serving
 for `truncate_prompt_tokens` and `max_completion_tokens` beside `max_tokens`.
@@ -12,6 +13,7 @@ for `truncate_prompt_tokens` and `max_completion_tokens` beside `max_tokens`.
 from __future__ import annotations
 
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ import msgspec
 
 from deployments.contract.errors import BadRequest, HeadraceError
 from deployments.gateway.http.protocols import error_shapes, json_body
+from deployments.gateway.http.protocols.json_body import Field, Use
 from deployments.gateway.http.protocols.tensors import (
     External,
     ExternalInput,
@@ -110,7 +113,7 @@ class GenerationCall:
     `truncate_tokens`: the engine is to cut each prompt to so many. `logprobs`: how many the answer
     has of each output token; `prompt_logprobs`: of each of the prompt's, for each sequence.
     `external`: images, sounds and films that parts name by URL; `media`: the `data:` URLs of those
-    that are here, by URL."""
+    that are here, by URL. `interval`: tokens of a streamed piece."""
 
     endpoint: Endpoint
     model: str
@@ -128,6 +131,7 @@ class GenerationCall:
     prompt_logprobs: int = 0
     external: External = ()
     media: Mapping[str, str] = field(default_factory=dict)
+    interval: int = 1
 
     @property
     def param(self) -> str:
@@ -141,34 +145,107 @@ _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MAX_DIGITS = 4300  # as many as pydantic reads of a number
+_MAX_TEMPLATE_BYTES = 64 << 10  # of a template's arguments
+MAX_LISTED = 20  # log-probabilities of a token: as at OpenAI, and vLLM's own `max_logprobs`
+_MAX_INTERVAL = 64  # tokens of a streamed piece
+_MAX_BEAMS = MAX_LISTED // 2  # the engine draws twice as many tokens for each
+_MAX_WORDS_BYTES = 8 << 10
+_MAX_PATTERN = 256  # tokens, and repetitions, that the engine compares behind each token
+_read = Field(Use.READ, sys.maxsize)
+_free, _ignored = Field(Use.FREE), Field(Use.IGNORED, 64 << 10, max_depth=16)
+_listed_here = Field(Use.BOUNDED, maximum=MAX_LISTED)
+
+
+def _refused(why: str) -> Field:
+    return Field(Use.REFUSED, why=why)
+
+
+_removed = _refused("the engine would ignore it; use structured_outputs")
+# Of both endpoints. What of a request neither stands here nor below is refused by its name.
+_SHARED: Mapping[str, Field] = {
+    **dict.fromkeys(
+        ("model", "stream", "n", "max_tokens", "truncate_prompt_tokens", "logprobs", "echo",
+         "response_format", "structured_outputs"), _read
+    ),
+    "user": Field(Use.READ, 4096),
+    **dict.fromkeys(
+        ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+         "repetition_penalty", "length_penalty", "seed", "stream_options", "ignore_eos",
+         "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "watermarking",
+         "spaces_between_special_tokens", "add_special_tokens", "truncation_side", "cache_salt",
+         "priority", "request_id", "session_id", "thinking_token_budget", "return_token_ids",
+         "return_tokens_as_token_ids", "return_token_offsets", "routed_experts_prompt_start",
+         "mm_payload", "return_mm_kwargs"), _free
+    ),
+    # With each batch that changes the engine walks through every entry of every request.
+    "logit_bias": Field(Use.BOUNDED, 32 << 10, max_items=1024),
+    # Looked for behind each token. vLLM itself takes four stops and 128 bad words.
+    "stop": Field(Use.BOUNDED, _MAX_WORDS_BYTES, max_items=4),
+    "bad_words": Field(Use.BOUNDED, _MAX_WORDS_BYTES, max_items=128),
+    "stop_token_ids": Field(Use.BOUNDED, 16 << 10, max_items=1024),
+    "allowed_token_ids": Field(Use.BOUNDED, 256 << 10, max_items=16_384),
+    # How large pieces of the answer may be.
+    "prompt_logprobs": _listed_here,
+    "logprob_token_ids": Field(Use.BOUNDED, 2048, max_items=128),
+    "stream_interval": Field(Use.BOUNDED, maximum=_MAX_INTERVAL),
+    "use_beam_search": Field(Use.BOUNDED),  # `_check_beams`
+    "repetition_detection": Field(Use.BOUNDED),  # `_checked`
+    **dict.fromkeys(("metadata", "store", "service_tier", "safety_identifier",
+                     "prompt_cache_key", "prompt_cache_retention"), _ignored),
+    "kv_transfer_params": _refused("where the cache of a prompt lies is not a caller's to say"),
+    "ec_transfer_params": _refused("where the cache of media lies is not a caller's to say"),
+    "vllm_xargs": _refused("the engine runs no extensions that would read it"),
+    "logits_processors": _refused("it names code to run"),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar",
+                     "guided_decoding_backend", "guided_whitespace_pattern"), _removed),
+}  # fmt: skip
+COMPLETION_FIELDS: Mapping[str, Field] = {
+    **_SHARED,
+    "prompt": _read,
+    "best_of": _read,
+    "logprobs": Field(Use.READ, maximum=MAX_LISTED),
+    "max_completion_tokens": _refused("completions have max_tokens"),
+    "suffix": _refused("the engine writes what comes behind a prompt alone"),
+    "prompt_embeds": _refused("the engine would unpickle it; send text or token ids"),
+}
+CHAT_FIELDS: Mapping[str, Field] = {
+    **_SHARED,
+    "messages": _read,
+    "max_completion_tokens": _read,
+    "tools": Field(Use.READ, sys.maxsize, max_items=128, max_depth=64),  # counted with the texts
+    "top_logprobs": _listed_here,
+    "tool_choice": Field(Use.BOUNDED, 64 << 10, max_depth=16),
+    **dict.fromkeys(
+        ("parallel_tool_calls", "reasoning_effort", "include_reasoning", "add_generation_prompt",
+         "continue_final_message", "return_prompt_text"), _free
+    ),
+    "documents": Field(Use.COUNTED, sys.maxsize, max_items=MAX_MESSAGES, max_depth=4),
+    "chat_template_kwargs": Field(Use.COUNTED, _MAX_TEMPLATE_BYTES, max_depth=16),
+    **dict.fromkeys(("verbosity", "modalities", "audio", "function_call", "functions", "moderation",
+                     "prompt_cache_options", "web_search_options"), _ignored),
+    "prediction": Field(Use.IGNORED, 1 << 20, max_depth=16),
+    "chat_template": _refused("a template is a program; the model's is set by its options"),
+    "mm_processor_kwargs": _refused("it sets what an image or a film costs"),
+    "media_io_kwargs": _refused("it sets what an image or a film costs"),
+}  # fmt: skip
+# What the renderer reads of a template's arguments itself: `max_length` with `padding` would make
+# prompts of any size, and `tools` such as nobody has counted.
+OF_THE_RENDERER = frozenset(
+    {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+     "continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation",
+     "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+     "tokenizer_kwargs"}
+)  # fmt: skip
 _NO_WORK = frozenset(
-    {"stream", "stream_options", "user", "seed", "metadata", "store", "service_tier", "priority",
-     "request_id", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt"}
-)  # fmt: skip
-# Never in a prompt: what is read above, and what bounds or steers the answer. What stands here
-# neither nor there may be (documents, a template's own arguments, what an engine will have some
-# day), so that it counts as if it were.
-_NOT_IN_PROMPT = _NO_WORK | frozenset(
-    {"model", "messages", "prompt", "tools", "n", "best_of", "max_tokens", "max_completion_tokens",
-     "truncate_prompt_tokens", "truncation_side", "logprobs", "top_logprobs", "prompt_logprobs",
-     "logprob_token_ids", "echo", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
-     "presence_penalty", "repetition_penalty", "length_penalty", "logit_bias", "stop",
-     "stop_token_ids", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "ignore_eos",
-     "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens",
-     "use_beam_search", "watermarking", "response_format", "structured_outputs", "tool_choice",
-     "parallel_tool_calls", "reasoning_effort", "thinking_token_budget", "include_reasoning",
-     "add_generation_prompt", "continue_final_message", "return_token_ids", "session_id",
-     "return_tokens_as_token_ids", "return_token_offsets", "return_prompt_text", "stream_interval",
-     "repetition_detection", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
-     "mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs", "modalities",
-     "verbosity", "prediction", "routed_experts_prompt_start"}
-)  # fmt: skip
+    {"stream", "stream_options", "user", "seed", "priority", "request_id", "session_id",
+     "cache_salt"}
+) | {name for name, each in CHAT_FIELDS.items() if each.use is Use.IGNORED}  # fmt: skip
 _COUNTED_APART = frozenset({"role", "content", "tool_calls", "type", "text"})
 _MEDIA = frozenset(
     {"image_url", "input_image", "image_pil", "image_embeds", "input_audio", "audio_url",
      "audio_embeds", "video_url", "video_embeds", "prompt_embeds", "file"}
 )  # fmt: skip
+_EMBEDS = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
 _FETCHED = frozenset({"image_url", "audio_url", "video_url"})
 
 
@@ -195,13 +272,15 @@ def decode_completion(body: bytes) -> GenerationCall:
     each = max(request.n or 1, request.best_of or 1)
     most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     model, _, adapter = request.model.partition(":")
-    given = json_body.read(_fields, body)
+    given = _checked(body, COMPLETION_FIELDS)
+    _check_beams(given, each)
     wanted = given.get("logprobs")
     logprobs = 0 if wanted is None or not _given(wanted) else 1 + _listed(given, wanted)
     return GenerationCall(
         "completions", model, body, bool(request.stream), texts, tokens,
-        each * len(texts or tokens or ()), most, request.user or "", _unread_tokens(given),
+        each * len(texts or tokens or ()), most, request.user or "", 0,
         _truncated(request), adapter, logprobs, _prompt_logprobs(given, logprobs),
+        interval=_interval(given),
     )  # fmt: skip
 
 
@@ -214,18 +293,52 @@ def decode_chat(body: bytes) -> GenerationCall:
     _check_messages(request.messages)
     most = request.max_completion_tokens
     extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
-    given = json_body.read(_fields, body)
+    given = _checked(body, CHAT_FIELDS)
+    _check_beams(given, request.n or 1)
+    _check_arguments(given.get("chat_template_kwargs"))
     beside, external, media = _beside_texts(given["messages"])
     extra += _unread_tokens(given) + beside
-    logprobs = 0
-    if _is_true(given.get("logprobs")):
-        logprobs = 1 + _listed(given, given.get("top_logprobs"))
+    top = given.get("top_logprobs")
+    logprobs = 1 + _listed(given, top) if _is_true(given.get("logprobs")) else 0
     model, _, adapter = request.model.partition(":")
     return GenerationCall(
         "chat", model, body, bool(request.stream), [_conversation(request)], None, request.n or 1,
         request.max_tokens if most is None else most, request.user or "", extra,
-        _truncated(request), adapter, logprobs, _prompt_logprobs(given, 0), external, media,
+        _truncated(request), adapter, logprobs,
+        _prompt_logprobs(given, 1 + json_body.count_of(top)), external, media, _interval(given),
     )  # fmt: skip
+
+
+def _checked(body: bytes, table: Mapping[str, Field]) -> dict[str, msgspec.Raw]:
+    """The body's fields. Raises BadRequest."""
+    given = json_body.read(_fields, body)
+    json_body.check_fields(given, table)
+    patterns = given.get("repetition_detection")
+    if patterns is not None and _given(patterns) and _is_object(patterns):
+        for name, size in json_body.read(_fields, bytes(patterns)).items():
+            if json_body.count_of(size) > _MAX_PATTERN:
+                raise BadRequest(
+                    f"repetition_detection.{name} may be {_MAX_PATTERN} at most.",
+                    param="repetition_detection",
+                )
+    return given
+
+
+def _check_beams(given: Mapping[str, msgspec.Raw], sequences: int) -> None:
+    if sequences > _MAX_BEAMS and _is_true(given.get("use_beam_search")):
+        raise BadRequest(f"n may be {_MAX_BEAMS} at most with use_beam_search.", param="n")
+
+
+def _check_arguments(raw: msgspec.Raw | None) -> None:
+    """Of a template."""
+    if raw is None or not _is_object(raw):
+        return
+    taken = OF_THE_RENDERER & json_body.read(_fields, bytes(raw)).keys()
+    if taken:
+        raise BadRequest(
+            f"chat_template_kwargs may not have '{min(taken)}', which is no argument of a template",
+            param="chat_template_kwargs",
+        )
 
 
 def _check_messages(messages: Sequence[Message]) -> None:
@@ -246,8 +359,8 @@ def _check_forms(request: _Generation) -> None:
 
 
 def _unread_tokens(given: Mapping[str, msgspec.Raw]) -> int:
-    """Of fields that may come into the prompt, although nothing is known of them here."""
-    names = given.keys() - _NOT_IN_PROMPT
+    """Of fields that may come into a chat's prompt besides its texts."""
+    names = [name for name in given if CHAT_FIELDS[name].use is Use.COUNTED]
     return sum(len(given[name]) for name in names if _given(given[name])) // _BYTES_PER_TOKEN
 
 
@@ -264,6 +377,11 @@ def _beside_texts(messages: msgspec.Raw) -> tuple[int, External, dict[str, str]]
         for index, part in enumerate((message, *parts), -1):
             named = part.keys() - _COUNTED_APART
             media += not named.isdisjoint(_MEDIA)
+            if refused := named & _EMBEDS:
+                raise BadRequest(
+                    f"messages[{at}]: {min(refused)} is not accepted: the engine would unpickle it",
+                    param="messages",
+                )
             size += sum(len(part[name]) for name in named - _MEDIA if _given(part[name]))
             for name in named & _FETCHED:
                 url = _url_of(part[name])
@@ -316,11 +434,15 @@ def with_media(call: GenerationCall) -> GenerationCall:
 
 
 def _replaced(raw: msgspec.Raw, url: str) -> msgspec.Raw:
-    if not bytes(memoryview(raw)[:64]).lstrip().startswith(b"{"):
+    if not _is_object(raw):
         return msgspec.Raw(msgspec.json.encode(url))
     fields = _fields.decode(raw)
     fields["url"] = msgspec.Raw(msgspec.json.encode(url))
     return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _is_object(raw: msgspec.Raw) -> bool:
+    return bytes(memoryview(raw)[:64]).lstrip().startswith(b"{")
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
@@ -328,29 +450,22 @@ def _is_true(raw: msgspec.Raw | None) -> bool:
     return raw is not None and _given(raw) and bytes(raw) not in (b"false", b"0")
 
 
-def _count(raw: msgspec.Raw | None) -> int:
-    """A number that the engine judges: of one that it will refuse, 0. It also takes 20.0 and
-    "20"."""
-    written = b"" if raw is None else bytes(raw).strip(b'"')
-    try:
-        value = float(written) if len(written) <= _MAX_DIGITS else 0.0
-    except ValueError:
-        return 0
-    return int(min(value, 1e9)) if value > 0.0 else 0
-
-
 def _listed(given: Mapping[str, msgspec.Raw], wanted: msgspec.Raw | None) -> int:
     """Log-probabilities of a token besides its own: the likeliest so many, or of tokens by name."""
     named = given.get("logprob_token_ids")
-    return max(_count(wanted), 0 if named is None else bytes(named).count(b",") + 1)
+    return max(json_body.count_of(wanted), 0 if named is None else bytes(named).count(b",") + 1)
 
 
 def _prompt_logprobs(given: Mapping[str, msgspec.Raw], logprobs: int) -> int:
     """With `echo` a prompt has as many as the output."""
     wanted = given.get("prompt_logprobs")
     if wanted is not None and _given(wanted):
-        return 1 + _count(wanted)
+        return 1 + json_body.count_of(wanted)
     return logprobs if _is_true(given.get("echo")) else 0
+
+
+def _interval(given: Mapping[str, msgspec.Raw]) -> int:
+    return max(json_body.count_of(given.get("stream_interval")), 1)
 
 
 def _truncated(request: _Generation) -> int | None:

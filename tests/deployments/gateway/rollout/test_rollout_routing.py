@@ -291,8 +291,8 @@ async def test_no_public_route_shows_or_takes_a_canary(tmp_path: Path) -> None:
             ):
                 answer = await ask(stand.app, method, path, (), body_of(1))
                 assert answer.status == 404, path
-        named = json.dumps({"model": "m@canary", "input": [1], "prompt": "x"}).encode()
-        for path in ("/v1/embeddings", "/v1/completions"):
+        for path, field in (("/v1/embeddings", "input"), ("/v1/completions", "prompt")):
+            named = json.dumps({"model": "m@canary", field: [1]}).encode()
             assert (await ask(stand.app, "POST", path, (), named)).status == 404
         assert not stand.channels[CANARY].calls
 

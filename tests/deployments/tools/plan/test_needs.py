@@ -135,8 +135,8 @@ def test_what_is_given_stands_for_everything_without_a_margin(tmp_path):
             "a replica takes 2 GPUs; a slice is a part of one",
         ),
         (
-            LLM | {"options": {"tensor_parallel_size": 2}},
-            "options.tensor_parallel_size is above 1; slices cannot reach each other's memory",
+            LLM | {"options": {"tensor_parallel_size": 2}, "replicas": {"num_gpus": 2}},
+            "a replica takes 2 GPUs; a slice is a part of one",
         ),
         (
             LLM | {"options": {"kv_cache_gib": 0.01}},

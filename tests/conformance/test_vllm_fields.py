@@ -1,0 +1,82 @@
+"""The engine's fields and the gateway's tables of them agree, so that a new field is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.gateway.http.protocols.json_body import Use
+from deployments.gateway.http.protocols.openai_generation import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    MAX_LISTED,
+    OF_THE_RENDERER,
+)
+from runtimes import catalog
+from runtimes.vllm import engine_args, names
+
+MISSING = catalog.available("vllm", "generate")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
+# Of vLLM before 0.32, of OpenAI, or of the other endpoint.
+NOT_THE_ENGINES = {"best_of", "logits_processors", "max_completion_tokens"}
+
+
+def test_every_field_of_the_engine_has_a_class() -> None:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    for engine, table in (
+        (ChatCompletionRequest.model_fields, CHAT_FIELDS),
+        (CompletionRequest.model_fields, COMPLETION_FIELDS),
+    ):
+        assert engine.keys() - table.keys() == set()
+        more = table.keys() - engine.keys() - NOT_THE_ENGINES
+        others = [n for n in more if table[n].use is not Use.IGNORED and "guided" not in n]
+        assert others == []
+        taken = [n for n in engine if n in table and table[n].use is Use.IGNORED]
+        assert taken == []
+
+
+def test_what_the_renderer_reads_of_a_templates_arguments_is_refused() -> None:
+    from vllm.renderers.hf import _get_hf_base_chat_template_params
+
+    assert set(_get_hf_base_chat_template_params()) - OF_THE_RENDERER - {"self"} == set()
+
+
+def test_bounds_are_the_engines_own_where_it_has_some() -> None:
+    import vllm.envs as envs
+    from vllm.config import ModelConfig
+    from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
+
+    assert CHAT_FIELDS["stop"].max_items == envs.VLLM_MAX_STOP_STRINGS
+    assert CHAT_FIELDS["bad_words"].max_items == envs.VLLM_MAX_NUM_BAD_WORDS
+    assert CHAT_FIELDS["logprob_token_ids"].max_items == MAX_LOGPROB_TOKEN_IDS
+    assert ModelConfig.max_logprobs == MAX_LISTED
+
+
+def test_every_argument_of_the_engine_has_a_class() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    known = {action.dest for action in parser._actions}
+    assert known ^ (engine_args.MAY_BE_SET.keys() | engine_args.OWNED.keys()) == set()
+
+
+def test_names_are_those_that_the_engine_registers() -> None:
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for where, registered in (
+        (names.TOOL_PARSERS, ToolParserManager.list_registered()),
+        (names.REASONING_PARSERS, ReasoningParserManager.list_registered()),
+        (names.QUANTISATIONS, QUANTIZATION_METHODS),
+        (names.CACHE_TYPES, get_args(CacheDType)),
+    ):
+        assert set(names.known(where)) == set(registered) == set(names.RECORDED[where].split())
