@@ -6,15 +6,24 @@ used least lately (a use counts half after some hundred further ones) among thos
 request uses. Where all are in use, the least used one takes no new request, so that its place
 becomes free once those that run have ended: nobody waits for ever behind popular adapters.
 
-It only decides and counts; the caller loads, unloads, and asks again for whoever waits, in order,
-after each change.
+`AdapterSlots` only decides and counts; its caller loads, unloads, and asks again for whoever waits,
+in order, after each change. `ResidentAdapters` is such a caller, for an engine on an event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
+from runtimes.types import Adapter, AdapterLoad
+
+logger = logging.getLogger("headrace.replica")
+RETRY_S = 30.0  # after a load that failed, until the next try
 _GROWTH = 1.002  # of the weight of each new use: an earlier one counts half after 347 further ones
 _LARGEST = 1e100  # weights are scaled down beyond
 _GAIN = 0.2  # of the mean of a load's seconds
@@ -109,3 +118,96 @@ class AdapterSlots:
             self._uses = {each: uses / self._weight for each, uses in self._uses.items()}
             self._uses = {each: uses for each, uses in self._uses.items() if uses > 1e-6}
             self._weight = 1.0
+
+
+class AdapterUnavailable(Exception):
+    """The adapter cannot be loaded now; what callers may know of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the adapter {name!r} cannot be loaded now; the server's log says why")
+
+
+Load = Callable[[str, Path, str], Awaitable[None]]
+"""Loads an adapter: its name, folder, and the digest of its content."""
+
+
+class ResidentAdapters:
+    """An engine's adapters on the event loop that it runs on. `load` and `unload` do it at the
+    engine; what they raise is the failure of the load, which all requests that wait for it get, and
+    those of the next `RETRY_S` without another try; a log says why."""
+
+    def __init__(
+        self,
+        adapters: Iterable[Adapter],
+        places: int,
+        load: Load,
+        unload: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._adapters = {each.name: each for each in adapters}
+        self._slots = AdapterSlots(places)
+        self._load, self._unload = load, unload
+        self._failures = 0
+        self._failed_at: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._adapters
+
+    @property
+    def load(self) -> AdapterLoad:
+        slots = self._slots
+        return AdapterLoad(slots.held, slots.loads, self._failures, slots.load_s)
+
+    async def use(self, name: str) -> None:
+        """Returns when a request for the adapter may run, which must call `done` when it has ended.
+        Raises AdapterUnavailable."""
+        first = True
+        while True:
+            failed_at = self._failed_at.get(name)
+            if failed_at is not None and time.perf_counter() - failed_at < RETRY_S:
+                raise AdapterUnavailable(name)
+            answer, first = self._slots.want(name, first=first), False
+            if answer.want is Want.RUN:
+                return
+            if answer.want is Want.LOAD:
+                # A task of its own: the request that began it may leave while others wait.
+                task = asyncio.get_running_loop().create_task(self._bring(name, answer.victim))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await self._changed.wait()
+
+    def done(self, name: str) -> None:
+        """A request that may run has ended."""
+        self._slots.done(name)
+        self._notify()
+
+    async def close(self) -> None:
+        """Ends the loads that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _bring(self, name: str, victim: str) -> None:
+        try:
+            if victim:
+                await self._unload(victim)
+            loop = asyncio.get_running_loop()
+            folder, digest = await loop.run_in_executor(None, self._adapters[name].files)
+            began = time.perf_counter()
+            await self._load(name, folder, digest)
+        except Exception as fault:
+            self._failures += 1
+            self._failed_at[name] = time.perf_counter()
+            self._slots.failed(name)
+            logger.error("the adapter %s cannot be loaded: %s", name, fault)
+        else:
+            self._failed_at.pop(name, None)
+            self._slots.loaded(name, time.perf_counter() - began)
+        finally:
+            self._notify()
+
+    def _notify(self) -> None:
+        """Whoever waits asks again, the longest waiting first."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

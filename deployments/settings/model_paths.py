@@ -14,7 +14,7 @@ from deployments.settings.accept import PATHS
 
 Change = Callable[[str], str]
 OPTIONS = ("calibration", "chat_template", "plans")
-NAMED = "lora_modules"  # a list of name=folder
+ADAPTERS = "adapters"  # a mapping of names to sources
 _SECTIONS: Mapping[str, tuple[str, ...]] = {"accept": PATHS, "record": ("folder",)}
 
 
@@ -28,6 +28,10 @@ def change(model: Any, how: Change) -> None:
             for name in fields:
                 if isinstance(section.get(name), str) and section[name]:
                     section[name] = how(section[name])
+    if isinstance(adapters := model.get(ADAPTERS), dict):
+        for name, source in adapters.items():
+            if isinstance(source, str) and source:
+                adapters[name] = how(source)
     for holder in (model, *_groups_of(model)):
         if isinstance(holder.get("options"), dict):
             holder["options"] = changed_options(holder["options"], how)
@@ -39,29 +43,13 @@ def changed_options(options: Mapping[str, Any], how: Change) -> dict[str, Any]:
     for name in OPTIONS:
         if isinstance(made.get(name), str) and made[name]:
             made[name] = how(made[name])
-    if isinstance(made.get(NAMED), list | tuple):
-        made[NAMED] = [_module(each, how) for each in made[NAMED]]
     return made
 
 
 def in_options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(option, path) of each."""
-    found: list[tuple[str, str]] = []
-    for name in (*OPTIONS, NAMED):
-
-        def note(path: str, name: str = name) -> str:
-            found.append((name, path))
-            return path
-
-        changed_options({name: options.get(name)}, note)
-    return found
-
-
-def _module(written: Any, how: Change) -> Any:
-    if not isinstance(written, str):
-        return written
-    name, equals, path = written.partition("=")
-    return f"{name}={how(path)}" if equals and path else written
+    given = ((name, options.get(name)) for name in OPTIONS)
+    return [(name, path) for name, path in given if isinstance(path, str) and path]
 
 
 def _groups_of(model: dict[str, Any]) -> list[dict[str, Any]]:
