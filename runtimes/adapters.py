@@ -146,7 +146,7 @@ class ResidentAdapters:
         self._adapters = {each.name: each for each in adapters}
         self._slots = AdapterSlots(places)
         self._load, self._unload = load, unload
-        self._failures = 0
+        self._failures = self._waiting = 0
         self._failed_at: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +157,7 @@ class ResidentAdapters:
     @property
     def load(self) -> AdapterLoad:
         slots = self._slots
-        return AdapterLoad(slots.held, slots.loads, self._failures, slots.load_s)
+        return AdapterLoad(slots.held, slots.loads, self._failures, slots.load_s, self._waiting)
 
     async def use(self, name: str) -> None:
         """Returns when a request for the adapter may run, which must call `done` when it has ended.
@@ -175,7 +175,11 @@ class ResidentAdapters:
                 task = asyncio.get_running_loop().create_task(self._bring(name, answer.victim))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            await self._changed.wait()
+            self._waiting += 1
+            try:
+                await self._changed.wait()
+            finally:
+                self._waiting -= 1
 
     def done(self, name: str) -> None:
         """A request that may run has ended."""

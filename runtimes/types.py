@@ -359,6 +359,7 @@ class AdapterLoad:
     loads: int = 0  # since it was loaded, those that failed left out
     failures: int = 0  # loads that failed
     load_s: float = 0.0  # mean seconds of a load lately; 0.0: there was none
+    waiting: int = 0  # requests that wait for one, and are not at the engine
 
 
 @dataclass(frozen=True, slots=True)
