@@ -223,9 +223,9 @@ def streamed_weights(path: Path) -> list[Path]:
     return list(_shards(path)) if indexed else sorted(path.glob("*.safetensors"))
 
 
-def check_weights(file: Path) -> None:
-    """Raises `LoadError` for a safetensors file that is not as long as its header says, and
-    `RefusedArtifact` for what is none. Reads the header only."""
+def check_weights(file: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of its tensors. Raises `LoadError` for a safetensors file that is not as long as
+    its header says, and `RefusedArtifact` for what is none. Reads the header only."""
     try:
         stream = file.open("rb")
     except OSError as error:
@@ -245,12 +245,15 @@ def check_weights(file: Path) -> None:
             raise LoadError(f"{file} is cut off in its header, after {size} bytes; {again}")
         raw = start[8:] + stream.read(header - 1)
     try:
-        tensors = [each for name, each in json.loads(raw).items() if name != "__metadata__"]
-        end = 8 + header + max((int(each["data_offsets"][1]) for each in tensors), default=0)
+        tensors = {name: each for name, each in json.loads(raw).items() if name != "__metadata__"}
+        ends = (int(each["data_offsets"][1]) for each in tensors.values())
+        end = 8 + header + max(ends, default=0)
+        shapes = {name: tuple(map(int, each.get("shape", ()))) for name, each in tensors.items()}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise LoadError(f"{file}: its header cannot be read; {again}") from None
     if size != end:
         raise LoadError(f"{file} has {size} bytes, and its header says {end}; {again}")
+    return shapes
 
 
 def _start(path: Path) -> bytes:

@@ -150,6 +150,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that requests ask for as `model:name`."""
+
+    name: str
+    # Fetches it, where it is not here, and returns its folder and a digest of its content. Blocks;
+    # raises LoadError.
+    files: Callable[[], tuple[Path, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """What a backend needs to load one model. The replica makes it from the settings file."""
 
@@ -175,6 +185,11 @@ class RuntimeSettings:
     max_tokens: int = 8192
 
     options: Mapping[str, Any] = field(default_factory=dict)  # checked by the backend
+
+    # Of a model that generates.
+    adapters: tuple[Adapter, ...] = ()
+    adapters_resident: int = 0  # that an engine holds at once; 0: it has none
+    max_lora_rank: int = 0  # of any of them, unless the options say it
     # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
     progress: Callable[[str, float], None] = lambda phase, fraction: None
 
@@ -337,6 +352,17 @@ class StreamLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """The adapters of an engine."""
+
+    held: tuple[str, ...] = ()  # names of those that are loaded now
+    loads: int = 0  # since it was loaded, those that failed left out
+    failures: int = 0  # loads that failed
+    load_s: float = 0.0  # mean seconds of a load lately; 0.0: there was none
+    waiting: int = 0  # requests that wait for one, and are not at the engine
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """An engine's load, and counts since it was loaded."""
 
@@ -349,6 +375,7 @@ class EngineLoad:
     prefix_queries: int = 0
     prefix_hits: int = 0
     steps: int = 0
+    adapters: AdapterLoad | None = None  # None: it has none
 
 
 class StreamRuntime(Protocol):

@@ -77,6 +77,7 @@ class Generating:
     profile: tuple[tuple[int, int, float], ...] = ()
     shared_prefixes: bool = False  # all tenants share them
     adapters: tuple[str, ...] = ()  # asked for as `model:adapter`
+    adapter_digests: tuple[str, ...] = ()  # of their contents, in the same order
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ async def generate(
     selection.check_same_meaning(texts=call.texts is not None, named=False)
     if call.adapter:
         selection.require_requested()
+        if description.generating is None or call.adapter not in description.generating.adapters:
+            raise services.models.missing(f"{call.model}:{call.adapter}")
     _check_size(call, description)
     # Lengths: measured off the event loop, tenants in turn. A prompt that cannot fit into the
     # model's context is refused.

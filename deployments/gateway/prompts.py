@@ -56,7 +56,8 @@ def prompt_of(
     blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d, salt)
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
     room = max(d.generating.cache_tokens - tokens, 1)
-    generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
+    most = min(each * call.sequences, room)
+    generation = Generation(most, call.sequences, blocks, call.adapter)
     total = sum(lengths) + call.extra_tokens
     return Prompt(
         call.endpoint, call.body, max(tokens, 1), generation, call.streams, total, salt,
@@ -143,7 +144,9 @@ def _blocks(ids: Ids, call: GenerationCall, d: ModelDescription, salt: str) -> t
     blocks = blocks_of(ids if isinstance(ids, list) else ids.tolist(), block_tokens)  # type: ignore[union-attr]
     if not adapter and not salt:
         return blocks
-    own = crc32(f"{adapter}\0{salt}".encode("utf-8", "replace"))
+    # Of the adapter's content: another content has read nothing yet.
+    digests = dict(zip(d.generating.adapters, d.generating.adapter_digests, strict=False))
+    own = crc32(f"{adapter}@{digests.get(adapter, '')}\0{salt}".encode("utf-8", "replace"))
     return tuple(block ^ own for block in blocks)
 
 

@@ -29,7 +29,13 @@ from deployments.contract.rollout.terms import model_of
 from deployments.preprocess import pairs
 from deployments.replica import backend_env, embedding_choices
 from deployments.replica.artifacts.fetch import sha256_of
-from deployments.replica.artifacts.local_model import local_file, local_options
+from deployments.replica.artifacts.local_model import (
+    adapters_of,
+    files_of,
+    local_file,
+    local_options,
+    max_lora_rank,
+)
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.scheduling import scheduling
 from deployments.settings import model_paths, remote_source
@@ -298,6 +304,7 @@ def runtime_settings(
     path = None if model.source is None else local_file(model.source, cache_dir, progress)
     model = with_lengths(model, path)
     preprocessing_support.check(model, path)
+    base, rank = None if model.runtime == "synthetic" else path, max_lora_rank(model)
     threads = backend_env.threads(model.replicas, reserved_cpus)
     options = backend_env.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
@@ -318,6 +325,9 @@ def runtime_settings(
         max_tokens=model.batch.max_tokens,
         row_shapes=row_shapes(model.image),
         options=local_options(options, cache_dir, progress),
+        adapters=adapters_of(model, base, rank, cache_dir),
+        adapters_resident=model.adapters_resident if model.adapters else 0,
+        max_lora_rank=rank,
         progress=progress,
     )
 
@@ -452,7 +462,8 @@ def describe_stream(
             block_tokens=limits.block_tokens,
             profile=profile,
             shared_prefixes=model.generation.share_prefixes,
-            adapters=_adapters(name, model),
+            adapters=tuple(model.adapters),
+            adapter_digests=tuple(_adapter_digests(model, None).values()),
         ),
     )
     return description, tokenizer
@@ -470,11 +481,9 @@ def _in_common(
     }  # fmt: skip
 
 
-def _adapters(name: str, model: ModelSettings) -> tuple[str, ...]:
-    """The names in `lora_modules`, without the model's, which may stand before them."""
-    modules = model.options.get(model_paths.NAMED) or ()
-    names = (str(module).partition("=")[0] for module in modules)
-    return tuple(each.removeprefix(f"{model_of(name)}:") for each in names)
+def _adapter_digests(model: ModelSettings, cache_dir: Path | None) -> dict[str, str]:
+    """What tells the content of each adapter from any other's. Raises SourceError."""
+    return {name: _content(source, cache_dir) for name, source in model.adapters.items()}
 
 
 def tokenizer_bytes(source: Path | None) -> bytes:
@@ -520,16 +529,20 @@ def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSe
     rows = model.options.get("calibration")
 
     def content(named: str) -> str:
-        if remote_source.is_remote(named):
-            return remote_source.identity(named)
-        if named == rows and not named.startswith(PREFIXES):
+        if named == rows and not remote_source.is_remote(named) and not named.startswith(PREFIXES):
             return sha256_of(calibration.file_of(remote_source.path_of(named)))
-        path = source_path(named)
-        files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
-        return digest_of(files, path if path.is_dir() else path.parent, cache_dir)
+        return _content(named, cache_dir)
 
     options = model_paths.changed_options(model.options, content)
-    return model.model_copy(update={"options": options})
+    adapters = _adapter_digests(model, cache_dir)
+    return model.model_copy(update={"options": options, "adapters": adapters})
+
+
+def _content(source: str, cache_dir: Path | None) -> str:
+    if remote_source.is_remote(source):
+        return remote_source.identity(source)
+    path = source_path(source)
+    return digest_of(files_of(path), path if path.is_dir() else path.parent, cache_dir)
 
 
 def _hex(blob: bytes) -> str:

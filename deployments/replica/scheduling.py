@@ -93,6 +93,7 @@ def _generation(model: ModelSettings) -> GenerationParameters:
         max_long_tokens=_NEVER if max_long is None else max_long,
         affinity=generation.affinity.mode,
         tpot_s=_NEVER if tpot_ms is None else tpot_ms / 1000,
+        adapters_resident=model.adapters_resident if model.adapters else 0,
     )
 
 

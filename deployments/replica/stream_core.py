@@ -216,6 +216,11 @@ class StreamCore:
         return self._inflight
 
     @property
+    def begun(self) -> int:
+        """Number of requests that the engine was given and has not let go."""
+        return sum(run.begins.is_set() for _, run in self._by_turn.values())
+
+    @property
     def unread_s(self) -> float | None:
         """Predicted seconds for the prompts that the engine has and has given no token of, their
         answers included; None if one's gateway knows no price, as with a copy."""

@@ -84,8 +84,9 @@ async def watch_stalls(
             load = await core.health()
         except Unhealthy:
             continue  # the core has called `on_death`
+        waiting = 0 if load.adapters is None else load.adapters.waiting
         reason = detector.look(
-            load.steps, time.perf_counter(), busy=core.inflight > 0, unread_s=core.unread_s
+            load.steps, time.perf_counter(), busy=core.begun > waiting, unread_s=core.unread_s
         )
         if reason:
             on_stall(reason)

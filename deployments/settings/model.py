@@ -28,6 +28,7 @@ from yaml_document.section import wrong
 
 _LATENCY_MS = 100.0  # the default of slo.latency_ms: counts as not given
 _STREAM_RUNTIMES = ("vllm", "torch", "synthetic")
+_WITH_ADAPTERS = ("vllm", "synthetic")
 
 Complaint = tuple[tuple[str | int, ...], str]
 
@@ -37,7 +38,7 @@ class ModelSettings(ModelFields):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ModelSettings:
-        for rule in (_images, _source, _task, _timeout, _group_lengths, _groups):
+        for rule in (_images, _source, _task, _adapters, _timeout, _group_lengths, _groups):
             for path, message in rule(self):
                 raise wrong(message, *path)
         return self
@@ -120,6 +121,16 @@ def _task(model: ModelFields) -> Iterator[Complaint]:
         yield from _of_streams(model)
 
 
+def _adapters(model: ModelFields) -> Iterator[Complaint]:
+    if model.adapters and model.task != "generate":
+        yield ("adapters",), f"must be left out: task {model.task} has none, only generate has"
+    elif model.adapters and model.runtime not in _WITH_ADAPTERS:
+        yield ("adapters",), f"must be left out: runtime {model.runtime} has no adapters"
+    places = ModelFields.model_fields["adapters_resident"].default
+    if not model.adapters and model.adapters_resident != places:
+        yield ("adapters_resident",), "must be left out: the model has no adapters"
+
+
 def _of_batches(model: ModelFields) -> Iterator[Complaint]:
     if model.policies.batching != "ragged" and model.batch.hold != "never":
         batching = model.policies.batching
@@ -147,6 +158,12 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
 
 
 def _of_streams(model: ModelFields) -> Iterator[Complaint]:
+    if "lora_modules" in model.options:
+        yield (
+            ("options", "lora_modules"),
+            "is gone: adapters are loaded when they are asked for; must be the model's own "
+            "adapters: {NAME: FOLDER}",
+        )
     if model.slo.latency_ms != _LATENCY_MS:
         yield ("slo", "latency_ms"), "must be left out: task generate has ttft_ms and tpot_ms"
     if model.batch != BatchSettings():

@@ -79,6 +79,18 @@ Alias = Annotated[
 ]
 
 
+AdapterName = Annotated[
+    str,
+    AfterValidator(
+        name_check(
+            rf"(?=.{{1,100}}$){_WORD}",
+            "is no name of an adapter; must be at most 100 letters, digits, - . _",
+        )
+    ),
+]
+MAX_ADAPTERS = 1000
+
+
 class SloSettings(Section):
     latency_ms: float = Field(
         default=100,
@@ -277,6 +289,24 @@ class ModelFields(Section):
         examples=["[Qwen/Qwen3-0.6B]"],
         description="Other names by which requests may ask for the model, such as its name on a "
         "hub. Permissions, metrics and logs have its own name.",
+    )
+    adapters: Annotated[
+        dict[AdapterName, NonEmptyText],
+        BeforeValidator(lambda value: {} if value is None else value),
+    ] = Field(
+        default_factory=dict,
+        max_length=MAX_ADAPTERS,
+        examples=["{law: adapters/law}"],
+        description="For task `generate`: LoRA adapters by name, each a folder as PEFT saves it, "
+        "given as `source` is. Requests ask for one as `model:adapter`; a replica fetches, checks "
+        "and loads it for the first of them (docs/generation.md).",
+    )
+    adapters_resident: int = Field(
+        default=8,
+        ge=1,
+        le=256,
+        description="Adapters that a replica holds in its device's memory at once, all as large as "
+        "the option `max_lora_rank` allows. For a further one the least used goes.",
     )
     fallback: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,

@@ -14,8 +14,8 @@ from deployments.settings.accept import PATHS
 
 Change = Callable[[str], str]
 OPTIONS = ("calibration", "chat_template", "plans")
-NAMED = "lora_modules"  # a list of name=folder
 DRAFT = "speculative"  # a mapping; its `model` is a folder
+ADAPTERS = "adapters"  # a mapping of names to sources
 _SECTIONS: Mapping[str, tuple[str, ...]] = {"accept": PATHS, "record": ("folder",)}
 
 
@@ -29,6 +29,10 @@ def change(model: Any, how: Change) -> None:
             for name in fields:
                 if isinstance(section.get(name), str) and section[name]:
                     section[name] = how(section[name])
+    if isinstance(adapters := model.get(ADAPTERS), dict):
+        for name, source in adapters.items():
+            if isinstance(source, str) and source:
+                adapters[name] = how(source)
     for holder in (model, *_groups_of(model)):
         if isinstance(holder.get("options"), dict):
             holder["options"] = changed_options(holder["options"], how)
@@ -40,8 +44,6 @@ def changed_options(options: Mapping[str, Any], how: Change) -> dict[str, Any]:
     for name in OPTIONS:
         if isinstance(made.get(name), str) and made[name]:
             made[name] = how(made[name])
-    if isinstance(made.get(NAMED), list | tuple):
-        made[NAMED] = [_module(each, how) for each in made[NAMED]]
     draft = made.get(DRAFT)
     if isinstance(draft, Mapping) and isinstance(draft.get("model"), str) and draft["model"]:
         made[DRAFT] = {**draft, "model": how(draft["model"])}
@@ -51,7 +53,7 @@ def changed_options(options: Mapping[str, Any], how: Change) -> dict[str, Any]:
 def in_options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(option, path) of each."""
     found: list[tuple[str, str]] = []
-    for name in (*OPTIONS, NAMED, DRAFT):
+    for name in (*OPTIONS, DRAFT):
 
         def note(path: str, name: str = name) -> str:
             found.append((name, path))
@@ -59,13 +61,6 @@ def in_options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
 
         changed_options({name: options.get(name)}, note)
     return found
-
-
-def _module(written: Any, how: Change) -> Any:
-    if not isinstance(written, str):
-        return written
-    name, equals, path = written.partition("=")
-    return f"{name}={how(path)}" if equals and path else written
 
 
 def _groups_of(model: dict[str, Any]) -> list[dict[str, Any]]:

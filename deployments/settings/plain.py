@@ -22,7 +22,7 @@ _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
 _SHAPE_NO_ANSWERS = {"lengths": {"buckets"}, "image": {"max_pixels"}}
 # Optional sections that shape answers. They enter the digest only where they differ from their
 # defaults, so that the version of a model without them does not depend on them.
-_SHAPE_SOME = ("image", "classify", "dependencies")
+_SHAPE_SOME = ("image", "classify", "dependencies", "adapters")
 
 
 class SettingsErrors(DocumentErrors):

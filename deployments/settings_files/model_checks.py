@@ -43,6 +43,7 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
             *_source_complaints(model, here),
             *_group_complaints(model, here),
             *_accept_complaints(model, here),
+            *_adapter_complaints(model, here),
             *_zero_complaints(model),
         ]
         mistakes += [document.mistake(("models", name, *at), message) for at, message in complaints]
@@ -244,6 +245,30 @@ def _unlike_gpus(model: ModelSettings) -> str | None:
     )
 
 
+def _adapter_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
+    """Of each adapter that is on this machine. What is wrong with a remote one is known when it is
+    asked for."""
+    from runtimes import adapter_files
+    from runtimes.errors import LoadError
+
+    complaints: list[tuple[Path, str]] = []
+    base, given = model.source, model.options.get("max_lora_rank")
+    known = here and base is not None and not remote_source.is_remote(base)
+    known = known and model.runtime != "synthetic" and sources.check(base or "", here=here) is None
+    folder = sources.resolve(base or "") if known else None
+    for name, source in model.adapters.items():
+        wrong = sources.check(source, here=here)
+        if wrong is None and here and not remote_source.is_remote(source):
+            try:
+                most = given if type(given) is int else adapter_files.RANKS[-1]
+                adapter_files.check(sources.resolve(source), folder, most)
+            except LoadError as error:
+                wrong = str(error)
+        if wrong:
+            complaints.append((("adapters", name), wrong))
+    return complaints
+
+
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
     from deployments.settings.reference import CannotVerify, parse_reference
 
@@ -289,8 +314,6 @@ def _unlike(name: str, named: str) -> str | None:
         return _complaint(inspection.check_template, str(path))
     if not path.is_dir():
         return f"{path} is no folder; must be one"
-    if name == model_paths.NAMED and not (path / "adapter_config.json").is_file():
-        return f"{path} is no LoRA adapter: it has no adapter_config.json"
     if name == model_paths.DRAFT:
         if not (path / "config.json").is_file():
             return f"{path} is no folder of a draft model: it has no config.json"

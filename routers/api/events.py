@@ -131,7 +131,16 @@ class PeersServed:
     report: Report  # only `virtual_time`, `served` and `waiting` are read
 
 
-Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed
+@dataclass(frozen=True, slots=True)
+class AdaptersHeld:
+    """A stream replica has reported which adapters it holds."""
+
+    replica_id: str
+    adapters: tuple[str, ...]
+    load_s: float = 0.0  # mean seconds of a load there; 0.0: unknown
+
+
+Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | AdaptersHeld
 """An event that is counted, and from which no action follows at once."""
 
 Event = (

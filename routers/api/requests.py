@@ -73,6 +73,8 @@ class Generation:
     # Chained hashes of the prompt's whole blocks of tokens, in order: two prompts have in common as
     # many leading blocks as their hashes have equal leading elements.
     blocks: tuple[int, ...] = ()
+    # What its replica must have loaded besides the model; "": nothing.
+    adapter: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -153,6 +153,7 @@ class GenerationParameters:
     affinity: str = "prefix"  # or "session", or "off"
     block_tokens: int = 0  # the unit in which prompts share a replica's cache; 0: they do not
     max_blocks: int = 262_144  # remembered, for all replicas together
+    adapters_resident: int = 0  # adapters that a replica may hold; 0: requests ask for none
 
     tpot_s: float = float("inf")  # promised time of each output token after the first; inf: none
     # Measured engine steps: (running sequences, tokens of the step, seconds).

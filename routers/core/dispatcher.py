@@ -16,6 +16,7 @@ from math import inf
 
 from routers.api.actions import Action
 from routers.api.events import (
+    AdaptersHeld,
     Arrive,
     Cancel,
     CapacityExpected,
@@ -67,7 +68,7 @@ from routers.state.budget import Budget
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
-_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed)
+_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld)
 
 
 class Dispatcher:
@@ -233,6 +234,9 @@ class Dispatcher:
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
                     learn_of_peers(self._state, replica, believable(report, 0.0), now)
+            case AdaptersHeld(replica_id, adapters, load_s):
+                if replica_id in self._replicas.by_id and requests.generations is not None:
+                    requests.generations.adapters.told(replica_id, adapters, load_s)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:

@@ -26,11 +26,15 @@ def began(generations: Generations, lease: Lease) -> None:
     is_long = reads > generations.settings.long_tokens
     token_s, ahead = generations.token_s(), replica.reading
     first_s = max(_MIN_S, engine_of(lease).first_token_s(ahead + reads))
+    loads = bool(plan.adapter) and generations.adapters.sent(spec.replica_id, plan.adapter)
+    if loads:
+        first_s += generations.adapters.load_s
     lease.generate(
         RunningGeneration(
-            plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at, first_s=first_s
+            plan, token_s, cached, reads, ahead, is_long,
+            at=lease.sent_at, first_s=first_s, loads=loads,
         )
-    )
+    )  # fmt: skip
 
 
 def engine_of(lease: Lease) -> EngineSpeed:

@@ -141,10 +141,12 @@ class StreamHedger:
         capacity = self.copies.replicas.capacity_of(replica, now, trusted=True)
         known = generations.known(plan, replica.spec.replica_id, session=False)
         first_s = engine.first_token_s(replica.reading + plan.prompt - known)
+        name, request_s = replica.spec.replica_id, engine.alone_s * plan.output
+        load_s = generations.adapters.price_s(name, plan.adapter, request_s)
         cost_s = generations.weighted(Tokens(plan.prompt, known, 1)) * generations.token_s()
         reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
         reads = reads and plan.prompt - known <= MAX_READ
-        return CopyOffer(capacity.has_room(row), reads, first_s, cost_s)
+        return CopyOffer(capacity.has_room(row), reads, first_s + load_s, cost_s + load_s)
 
     def _copy(
         self,

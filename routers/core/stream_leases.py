@@ -62,12 +62,14 @@ def _first_token(
     read = max(0, tokens.input - tokens.cached)
     replica = lease.replica
     others = replica.reading > running.reads or replica.read_at > lease.starts_at
+    others = others or running.loads
     if engine.knows_first_tokens and not (running.ahead or running.is_long or others):
         _judge_pace(state, lease, lease.starts_at, engine.first_token_s(running.ahead + read), now)
     if lease.live:  # else another replica was quicker, and this time is no sample
         seconds = now - lease.sent_at
         engine.waited(lease.batch.edge, now - lease.starts_at, running.first_s)
-        engine.began(running.ahead + read, seconds)
+        if not running.loads:  # else it also waited for its adapter
+            engine.began(running.ahead + read, seconds)
         generations.found(running.cached, tokens.cached)
         state.requests.arrivals.first_token(lease.replica.group, read, seconds)
     lease.has_read(now)
@@ -134,6 +136,8 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     generations = requests.generations
     if running is None or generations is None:
         return
+    if running.plan.adapter:
+        generations.adapters.ended(lease.replica_id, running.plan.adapter)
     before = running.tokens
     has_said = tokens.input > 0 or tokens.output > 0
     tokens = _believable(tokens, before) if has_said else before

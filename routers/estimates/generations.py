@@ -19,6 +19,7 @@ from math import ceil
 from routers.api.requests import NO_TOKENS, Generation, Request, Tokens
 from routers.api.settings import GenerationParameters
 from routers.api.snapshot import GenerationSnapshot
+from routers.estimates.adapters import AdapterAccount
 from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.output_lengths import OutputLengths
 from routers.estimates.prefix_tree import PrefixTree
@@ -43,6 +44,7 @@ class GenerationPlan:
     reserve: float  # output tokens that room is kept for
     cached: int = 0  # prompt tokens that the replica that knows most of it need not read
     waits_at: str = ""  # the replica that saves room for it; "": none does
+    adapter: str = ""  # that its replica must have; "": none
 
     @property
     def room(self) -> float:
@@ -70,6 +72,7 @@ class RunningGeneration:
     first_at: float | None = None  # when the first token came
     at: float = 0.0  # when the last token came
     first_s: float = 0.0  # predicted seconds to its first token
+    loads: bool = False  # its replica has to load its adapter
 
 
 class Generations:
@@ -83,6 +86,7 @@ class Generations:
         self.token_s = token_s
         self.lengths = OutputLengths(settings.output_tokens)
         self.tree = PrefixTree(settings.max_blocks)
+        self.adapters = AdapterAccount(settings.adapters_resident)
         self.trust = 1.0  # of the tokens predicted to be cached, the share that lately was
         self._answers = 0
         self._answer_tokens = 0.0  # weighted tokens of a request, mean of those answered lately
@@ -93,6 +97,7 @@ class Generations:
         self.settings, self.frozen = settings, frozen
         self.lengths.fixed, self.lengths.frozen = settings.output_tokens, frozen
         self.tree.most = settings.max_blocks
+        self.adapters.places = settings.adapters_resident
 
     # -- what is predicted
 
@@ -109,6 +114,9 @@ class Generations:
         if blocks:
             known = self.tree.matches(blocks)
             plan.cached = self.cached(plan, max(known.values(), default=0))
+        if self.settings.adapters_resident:
+            plan.adapter = generation.adapter
+            self.adapters.asked(plan.adapter)
         return plan
 
     def cost_s(self, plan: GenerationPlan) -> float:
@@ -181,6 +189,7 @@ class Generations:
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
         self.tree.forget(replica_id)
+        self.adapters.forget(replica_id)
 
     def snapshot(self, speed: EngineSpeed) -> GenerationSnapshot:
         """What is published. `speed`: of the reference group."""

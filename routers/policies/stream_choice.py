@@ -3,17 +3,15 @@
 To the replica with the least predicted seconds for this row, counting only what differs between
 replicas: the prompts that it has yet to read, this row's prompt included, less what it has cached
 of that prompt; the delay of each output token by the other sequences that run there; and the pace
-of its group. A prefix that all replicas have cached makes no difference between them. So the
-preference for a replica that knows the prompt gives way to load by as much as that replica saves,
-and no more. Where prompt hashes do not tell, the replica that served the session last is assumed to
-know half of the prompt.
+of its group; and what it costs to have its adapter there. A prefix that all replicas have cached
+makes no difference between them. So the preference for a replica that knows the prompt, or has the
+adapter, gives way to load by as much as that replica saves, and no more. Where prompt hashes do not
+tell, the replica that served the session last is assumed to know half of the prompt.
 
 Source: Mooncake's conductor (FAST'25), Preble's E2 (ICLR'25).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from routers.estimates.generations import GenerationPlan, Generations
 from routers.state.ready_replicas import load_of
@@ -33,12 +31,18 @@ def preferred(
     """The replica to use. `best`: the one that its load puts first; `session`: id of the one that
     served the row's session last, None if there is none."""
     plan, settings = row.tracked.plan, generations.settings
-    if plan is None or settings.affinity == "off" or row.isolated:
+    if plan is None or (settings.affinity == "off" and not plan.adapter) or row.isolated:
         return best
     found, min_s = best, _seconds(generations, plan, best, session, best)
-    for name in _candidates(generations, plan, session):
+    names = _candidates(generations, plan, None if settings.affinity == "off" else session)
+    if plan.adapter:
+        holders = generations.adapters.holders(plan.adapter)
+        if not any(_is_ready(replicas, name) for name in holders):
+            holders = list(replicas.by_id)  # one of them loads it: the one that loses least by it
+        names |= dict.fromkeys(holders)
+    for name in names:
         replica = replicas.by_id.get(name)
-        if replica is None or replica is best or replica.unhealthy or replica not in replicas.ready:
+        if replica is None or replica is best or not _is_ready(replicas, name):
             continue
         if row.edge > replica.group.longest:
             continue
@@ -51,6 +55,11 @@ def preferred(
     return found
 
 
+def _is_ready(replicas: ReplicaSet, name: str) -> bool:
+    replica = replicas.by_id.get(name)
+    return replica is not None and not replica.unhealthy and replica in replicas.ready
+
+
 def _step_s(replica: ReplicaState) -> float:
     """Seconds of an output token of a sequence that runs there alone."""
     engine = replica.group.engine
@@ -60,7 +69,7 @@ def _step_s(replica: ReplicaState) -> float:
 
 def _candidates(
     generations: Generations, plan: GenerationPlan, session: str | None
-) -> Iterable[str]:
+) -> dict[str, None]:
     """Ids of the replicas that may know some of the prompt."""
     names = dict.fromkeys(generations.tree.matches(plan.blocks))
     if session:
@@ -87,4 +96,8 @@ def _seconds(
     engine = replica.group.engine
     assert engine is not None
     delay_by_others_s = engine.delay_by_others_s(len(replica.leases), load_of(replica))
-    return to_read * engine.prompt_s + plan.output / plan.sequences * (delay_by_others_s + apart_s)
+    steps = plan.output / plan.sequences
+    has_s = generations.adapters.price_s(
+        replica.spec.replica_id, plan.adapter, steps * engine.alone_s
+    )
+    return has_s + to_read * engine.prompt_s + steps * (delay_by_others_s + apart_s)

@@ -1,8 +1,9 @@
 """What the dispatcher is compared with in the same simulation: the disciplines of plain servers.
 
 `Fifo` is one queue, first in, first out, batches padded to their longest; `RoundRobin` is a proxy
-that sends each request straight to the next engine, which batches by itself. Both are a
-`simulator.Core`, fair to nobody, and forget what its caller has left.
+that sends each request straight to the next engine, which batches by itself; `AdapterHash` sends
+it to the one that its adapter's name belongs to. All are a `simulator.Core`, fair to nobody, and
+forget what its caller has left.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
@@ -237,9 +239,13 @@ class RoundRobin(_Baseline[int]):
         if not self._replicas:
             self._unsent.append(request_id)
             return
-        self._turn += 1
-        replica_id = self._replicas[self._turn % len(self._replicas)]
+        replica_id = self.next_replica(self._replicas, self._live[request_id])
         self._send(replica_id, request_id, [(request_id, 0)], actions)
+
+    def next_replica(self, replicas: tuple[str, ...], request: Request) -> str:
+        """The one that gets the request; there is at least one."""
+        self._turn += 1
+        return replicas[self._turn % len(replicas)]
 
     def _cancel(self, request_id: int, actions: list[Action]) -> None:
         self._live.pop(request_id, None)
@@ -269,3 +275,14 @@ class RoundRobin(_Baseline[int]):
         if failed:
             reason = Reason.INTERRUPTED if has_part else Reason.LOST
             actions.append(Evict(request_id, reason if lost else Reason.FAILED))
+
+
+class AdapterHash(RoundRobin):
+    """As `RoundRobin`, but the requests for an adapter all go to one replica, whatever it has to
+    do. A replica that comes or goes moves only the adapters that are its own (rendezvous)."""
+
+    def next_replica(self, replicas: tuple[str, ...], request: Request) -> str:
+        adapter = "" if request.generation is None else request.generation.adapter
+        if not adapter:
+            return super().next_replica(replicas, request)
+        return max(replicas, key=lambda each: blake2b(f"{adapter} {each}".encode()).digest())

@@ -16,6 +16,7 @@ from math import inf
 from random import Random
 from typing import Any, Protocol
 
+from routers.api.events import AdaptersHeld
 from routers.api.requests import LeaseEnd, Report, Tokens
 from routers.simulation.traffic import SimLease
 from routers.staging import Staged, Staging, Turn
@@ -108,9 +109,26 @@ class SimEngine(Protocol):
         """Who got a token. `drag`: what the step's time was multiplied with."""
 
 
+class SimAdapters(Protocol):
+    """An engine's places for adapters, as `runtimes.adapters.AdapterSlots`."""
+
+    @property
+    def held(self) -> tuple[str, ...]: ...
+    @property
+    def load_s(self) -> float: ...
+    def want(self, name: str, /, *, first: bool) -> Any:
+        """Its `want.value` is what the request is to do: "run", "load" or "wait"."""
+
+    def loaded(self, name: str, seconds: float, /) -> None: ...
+    def done(self, name: str, /) -> None: ...
+
+
 class SimEngineShape(Protocol):
     """How large a replica's engine is, and how to get one."""
 
+    @property
+    def adapter_load_s(self) -> float: ...
+    def slots(self) -> SimAdapters | None: ...
     @property
     def cache_tokens(self) -> int: ...
     @property
@@ -183,6 +201,9 @@ class Environment(Protocol):
     def said(self, words: tuple[str, str, Report | None]) -> None:
         """To a gateway by a replica, with no end of a lease: what others were served there; None:
         only that it lives."""
+
+    def held(self, words: tuple[str, AdaptersHeld]) -> None:
+        """To a gateway by a replica: which adapters it has now."""
 
     def closed(self, end: tuple[SimLease, LeaseEnd, Report]) -> None: ...
 

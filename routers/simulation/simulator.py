@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
 from routers.api.events import (
+    AdaptersHeld,
     Arrive,
     Cancel,
     CapacityExpected,
@@ -286,6 +287,10 @@ class _Simulation:
         name, replica_id, report = words
         said = Heard(replica_id) if report is None else PeersServed(replica_id, report)
         self._step(self._named[name], said)
+
+    def held(self, words: tuple[str, AdaptersHeld]) -> None:
+        name, event = words
+        self._step(self._named[name], event)
 
     def _note(self, sim_lease: SimLease, tokens: Tokens) -> None:
         if sim_lease.aborted:

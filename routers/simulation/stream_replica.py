@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from routers.api.events import AdaptersHeld
 from routers.api.requests import NO_TOKENS, FlowWork, LeaseEnd, Report, Tokens
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
@@ -33,6 +34,7 @@ class _Stream:
     sequence: EngineSequence | None = None  # None: the engine has not been given it
     began_at: float = 0.0  # when the engine was given it
     told: int = 0  # output tokens that its gateway's core was told of
+    adapter: str = ""  # that its request asks for
 
     @property
     def tokens(self) -> Tokens:
@@ -58,6 +60,9 @@ class SimStreamReplica:
         self._environment = environment
         assert device.engine is not None, "it is sent batches"
         self._staging = StreamStaging(device.engine.max_sequences)
+        self.adapters = device.engine.slots()
+        self._load_s = device.engine.adapter_load_s
+        self._without_adapter: list[SimLease] = []  # in the order in which they came
         self._streams: dict[SimLease, _Stream] = {}
         self._by_turn: dict[StagedStream, SimLease] = {}
         self._unheard: list[SimLease] = []  # came in a pause without an end
@@ -134,13 +139,57 @@ class SimStreamReplica:
         if turn is None:
             return
         environment, sim_lease = self._environment, self._by_turn[turn]
-        stream, arrival = self._streams[sim_lease], sim_lease.members[0][0].arrival
-        blocks = arrival.generation.blocks if arrival.generation is not None else ()
-        most = max(1, arrival.output)
-        stream.sequence = self.engine.add(sim_lease, arrival.lengths[0], most, blocks)
+        stream, generation = self._streams[sim_lease], sim_lease.members[0][0].arrival.generation
         stream.began_at = environment.now
         sim_lease.started = True
         environment.at(environment.now + self.device.transport_s / 2, environment.opened, sim_lease)
+        stream.adapter = generation.adapter if generation is not None else ""
+        if self._has_adapter(stream.adapter, first=True):
+            self._add(sim_lease)
+        else:
+            self._without_adapter.append(sim_lease)
+
+    def _add(self, sim_lease: SimLease) -> None:
+        arrival = sim_lease.members[0][0].arrival
+        blocks = arrival.generation.blocks if arrival.generation is not None else ()
+        most = max(1, arrival.output)
+        sequence = self.engine.add(sim_lease, arrival.lengths[0], most, blocks)
+        self._streams[sim_lease].sequence = sequence
+
+    # -- adapters
+
+    def _has_adapter(self, name: str, *, first: bool) -> bool:
+        """Whether the engine may run a request for it now; begins to load it, if that is due."""
+        if self.adapters is None or not name:
+            return True
+        want = self.adapters.want(name, first=first).want.value
+        if want == "load":
+            environment = self._environment
+            environment.at(environment.now + self._load_s, self._loaded, name)
+        return bool(want == "run")
+
+    def _loaded(self, name: str) -> None:
+        if self._dead or self.adapters is None or self._is_paused(self._loaded, name):
+            return
+        self.adapters.loaded(name, self._load_s)
+        self._ask_again()
+        half_s = self.device.transport_s / 2
+        event = AdaptersHeld(self.device.replica_id, self.adapters.held, self.adapters.load_s)
+        for gateway in self._gateways:
+            self._environment.at(
+                self._environment.now + half_s, self._environment.held, (gateway, event)
+            )
+        self._step()
+
+    def _ask_again(self) -> None:
+        """Something about the adapters has changed: who waits for one asks again."""
+        waiting, self._without_adapter = self._without_adapter, []
+        for sim_lease in waiting:
+            stream = self._streams.get(sim_lease)
+            if stream is not None and self._has_adapter(stream.adapter, first=False):
+                self._add(sim_lease)
+            elif stream is not None:
+                self._without_adapter.append(sim_lease)
 
     def _step(self) -> None:
         """Begin the next one, unless one is under way or there is nothing to do."""
@@ -230,6 +279,9 @@ class SimStreamReplica:
         environment, transport_s = self._environment, self.device.transport_s
         stream, name, now = self._streams.pop(sim_lease), sim_lease.gateway, environment.now
         del self._by_turn[stream.turn]
+        if self.adapters is not None and stream.adapter and stream.sequence is not None:
+            self.adapters.done(stream.adapter)
+            self._ask_again()
         self._begin(self._staging.end(stream.turn, worth_s(stream.tokens, *sim_lease.prices)))
         report = Report(
             service_s=now - stream.began_at if stream.sequence is not None else 0.0,

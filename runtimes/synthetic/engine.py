@@ -18,6 +18,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Any
 
+from runtimes.adapters import AdapterSlots
+
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
@@ -33,10 +35,16 @@ class EngineShape:
     step_tokens: int = 2048  # most tokens given and read in a step
     block_tokens: int = 16  # the unit in which prompts share the cache; 0: they do not share
     chunk_tokens: int = 0  # most that one sequence reads in a step; 0: all that the step has left
+    adapters_resident: int = 0  # adapters that are held at once; 0: none can be asked for
+    adapter_load_s: float = 0.0  # of one adapter, while the others' steps go on
 
     def engine(self) -> SyntheticEngine:
         """A new one, with nothing to do."""
         return SyntheticEngine(self)
+
+    def slots(self) -> AdapterSlots | None:
+        """The places for adapters of one engine, all free; None: it has none."""
+        return AdapterSlots(self.adapters_resident) if self.adapters_resident else None
 
     def profile(self) -> tuple[tuple[int, int, float], ...]:
         """(running sequences, tokens of the step, seconds), as measured while warming up."""

@@ -17,12 +17,14 @@ import json
 import os
 import time
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runtimes import fingerprint, options
+from runtimes.adapters import AdapterUnavailable, ResidentAdapters
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.synthetic.engine import EngineShape, Sequence
 from runtimes.synthetic.runtime import Hiccups
@@ -50,17 +52,21 @@ class GenerationRequest:
     most: int | None
     stream: bool
     usage: bool
+    adapter: str = ""
 
 
-def read(endpoint: str, body: bytes, model: str) -> GenerationRequest:
-    """Raises `InvalidRequest`. `model`: the only name that is served."""
+def read(
+    endpoint: str, body: bytes, model: str, adapters: Container[str] = ()
+) -> GenerationRequest:
+    """Raises `InvalidRequest`. `model`: the name that is served, and `model:adapter`."""
     try:
         asked = json.loads(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is no JSON: {error}") from error
     if not isinstance(asked, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if asked.get("model", model) != model:
+    base, _, adapter = str(asked.get("model", model)).partition(":")
+    if base != model or (adapter and adapter not in adapters):
         raise InvalidRequest(f"The model `{asked['model']}` does not exist.", "model", 404)
     chat = endpoint == "chat"
     most = asked.get("max_completion_tokens", asked.get("max_tokens")) if chat else None
@@ -73,6 +79,7 @@ def read(endpoint: str, body: bytes, model: str) -> GenerationRequest:
         most=_count(most, "max_tokens"),
         stream=bool(asked.get("stream")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        adapter=adapter,
     )
 
 
@@ -177,7 +184,7 @@ _SEQUENCES = 64  # of one request at most
 _POSITIVE = ("step_tokens", "max_sequences", "cache_tokens", "block_tokens")
 _NOT_NEGATIVE = (
     "base_ms", "per_sequence_us", "per_prefill_token_us", "output_tokens", "load_s", "warm_s",
-    "hiccup_every", "hiccup_ms",
+    "hiccup_every", "hiccup_ms", "adapter_load_ms",
 )  # fmt: skip
 
 
@@ -200,6 +207,7 @@ class SyntheticStreamOptions:
     output_tokens: int = 0  # after so many an output ends by itself; 0: never
     load_s: float = 0.0
     warm_s: float = 0.0
+    adapter_load_ms: float = 0.0  # of an adapter
 
     # Stalls, in steps; see `Hiccups`.
     hiccup_every: int = 0
@@ -240,6 +248,7 @@ class _Generation:
     n: int
     most: int
     salt: str = ""
+    adapter: str = ""  # with the digest of its content; "": none
     sequences: list[Sequence] = field(default_factory=list)
     fresh: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -269,6 +278,10 @@ class SyntheticStreamRuntime:
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
         self._closed = self._hung = self._dead = False
+        self._digests: dict[str, str] = {}  # of the adapters that are loaded
+        self._adapters = ResidentAdapters(
+            settings.adapters, settings.adapters_resident, self._load_adapter, self._unload_adapter
+        )
 
     async def load(self) -> None:
         if self._settings.precision != "fp32":
@@ -300,13 +313,33 @@ class SyntheticStreamRuntime:
     async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         self._check()
         try:
-            parsed = read(request.endpoint, request.body, self._settings.name)
+            parsed = read(request.endpoint, request.body, self._settings.name, self._adapters)
             job = self._job(parsed, request.salt)
+            if parsed.adapter:
+                await self._adapters.use(parsed.adapter)
+                job.adapter = f"{parsed.adapter}@{self._digests[parsed.adapter]}"
         except InvalidRequest as fault:
             yield Chunk(error(fault), 0, 0, 0, 0, fault.status)
             return
+        except AdapterUnavailable as fault:
+            unavailable = InvalidRequest(str(fault), "model", 503)
+            yield Chunk(error(unavailable), 0, 0, 0, 0, unavailable.status)
+            return
+        try:
+            async with aclosing(self._chunks(request, parsed, job)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            if parsed.adapter:
+                self._adapters.done(parsed.adapter)
+
+    async def _chunks(
+        self, request: StreamRequest, parsed: GenerationRequest, job: _Generation
+    ) -> AsyncGenerator[Chunk, None]:
         self._inject(request.body.decode(errors="replace"))
-        answers = Answers(parsed, self._settings.name, request.request_id)
+        name = self._settings.name
+        shown = f"{name}:{parsed.adapter}" if parsed.adapter else name
+        answers = Answers(parsed, shown, request.request_id)
         self._begin(job)
         try:
             async for data in self._answered(job, parsed, answers):
@@ -328,6 +361,7 @@ class SyntheticStreamRuntime:
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
             steps=counts.steps,
+            adapters=self._adapters.load if self._settings.adapters_resident else None,
         )
 
     async def close(self) -> None:
@@ -336,6 +370,7 @@ class SyntheticStreamRuntime:
             self._stepping.cancel()
             self._stepping = None
         self._end_jobs()
+        await self._adapters.close()
 
     # ---- one request ------------------------------------------------------------------------
 
@@ -346,7 +381,8 @@ class SyntheticStreamRuntime:
         counts have changed."""
         most = job.most
         finish = "stop" if most == self._options.output_tokens else "length"
-        seeds = [zlib.crc32(repr((job.prompt, index)).encode()) for index in range(job.n)]
+        words_of = (job.prompt, job.adapter) if job.adapter else (job.prompt,)
+        seeds = [zlib.crc32(repr((*words_of, index)).encode()) for index in range(job.n)]
         words: list[list[str]] = [[] for _ in seeds]
         start, reported = answers.first(), 0
         while any(len(of_one) < most for of_one in words):
@@ -385,7 +421,8 @@ class SyntheticStreamRuntime:
         return _Generation(prompt, request.n, most, salt)
 
     def _begin(self, job: _Generation) -> None:
-        blocks = _blocks(job.prompt, self._engine.shape.block_tokens, job.salt)
+        own = f"{job.adapter}\0{job.salt}" if job.adapter else job.salt
+        blocks = _blocks(job.prompt, self._engine.shape.block_tokens, own)
         job.sequences = [
             self._engine.add((job, index), len(job.prompt), job.most, blocks)
             for index in range(job.n)
@@ -393,6 +430,13 @@ class SyntheticStreamRuntime:
         self._jobs.add(job)
         assert self._work is not None
         self._work.set()
+
+    async def _load_adapter(self, name: str, folder: Path, digest: str) -> None:
+        await _until(time.perf_counter() + self._options.adapter_load_ms / 1e3)
+        self._digests[name] = digest
+
+    async def _unload_adapter(self, name: str) -> None:
+        del self._digests[name]
 
     def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if not isinstance(prompt, str):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ class TokenCounter:
         self.generators: list[AsyncGenerator[Any, None]] = []
         self.names: list[str] = []  # of its prompts at the engine
         self.fault: Exception | None = None  # what the engine said of one of them
+        self.adapter = ""  # that it uses; "": none
         self._block = max(block_tokens, 1)
         self._inputs: dict[str, int] = {}
         self._cached: dict[str, int] = {}
@@ -111,15 +112,19 @@ TOKEN_COUNTER: contextvars.ContextVar[TokenCounter | None] = contextvars.Context
 
 
 class Counted:
-    """The engine as the serving layer sees it: itself, but that its outputs are noted."""
+    """The engine as the serving layer sees it: itself, but that its outputs are noted. `adapters`:
+    those that are loaded, as the engine knows them, by the names that callers know."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, adapters: Mapping[str, Any]) -> None:
         self._engine = engine
+        self._adapters = adapters
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> Any:
+        if (asked := more.get("lora_request")) is not None:
+            more["lora_request"] = self._adapters[asked.lora_name]
         outputs = self._engine.generate(prompt, sampling_params, request_id, **more)
         counter = TOKEN_COUNTER.get()
         if counter is None:

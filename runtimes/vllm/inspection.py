@@ -40,18 +40,20 @@ _UNKNOWN = frozenset(
 )
 
 
-def check(folders: Iterable[str]) -> None:
-    """Raises LoadError that names the file and what would be right."""
+def check(folders: Iterable[str], *, may_trust: bool = True) -> None:
+    """Raises LoadError that names the file and what would be right. `may_trust`: whether that may
+    be the option `trust_files`."""
     for folder in folders:
         if not os.path.isdir(folder):
+            trust = ", or set options.trust_files if you know what it is" if may_trust else ""
             raise LoadError(
                 f"{folder} is no folder on this machine, so nothing in it can be looked at; must "
-                "be the model's folder, or set options.trust_files if you know what it is"
+                f"be the model's folder{trust}"
             )
         for path, why in _dangers(Path(folder)):
+            trust = ", or set options.trust_files if you know what is in it" if may_trust else ""
             raise LoadError(
-                f"{path} {why}; convert the model to safetensors without code of its own, or set "
-                "options.trust_files if you know what is in it"
+                f"{path} {why}; convert the model to safetensors without code of its own{trust}"
             )
 
 

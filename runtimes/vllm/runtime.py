@@ -53,8 +53,7 @@ class VLLMOptions:
     # A replica has as many GPUs as the product of both.
     tensor_parallel_size: int = 1  # parts of each layer
     pipeline_parallel_size: int = 1  # groups of layers
-    lora_modules: tuple[str, ...] = ()  # "name=folder"; served as "model:name"
-    max_lora_rank: int | None = None
+    max_lora_rank: int | None = None  # of adapters; None: of those that are on this node
     chat_template: str | None = None  # a file, in place of the model's own template
     tool_call_parser: str | None = None  # by vLLM's name
     reasoning_parser: str | None = None  # by vLLM's name
@@ -87,10 +86,6 @@ class VLLMOptions:
             names.check(option, getattr(self, option), listed)
         speculative.parsed(self.speculative)
         engine_args.check(self.engine_args or {})
-        for module in self.lora_modules:
-            name, _, folder = module.partition("=")
-            if not name or not folder:
-                raise ValueError(f"option 'lora_modules' has {module!r}, it must be name=folder")
 
 
 def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
@@ -108,7 +103,6 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         "tensor-parallel-size": chosen.tensor_parallel_size,
         "pipeline-parallel-size": chosen.pipeline_parallel_size,
         "kv-cache-dtype": chosen.kv_cache_dtype,
-        "max-lora-rank": chosen.max_lora_rank,
         "chat-template": chosen.chat_template,
         # Left to vLLM, each request chooses, and the first one binds all that follow.
         "structured-outputs-config.backend": "xgrammar",
@@ -122,11 +116,17 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         given["speculative-config"] = proposer.command_line()
     if chosen.kv_cache_gib is not None:
         given["kv-cache-memory-bytes"] = int(chosen.kv_cache_gib * _GIB)
+    if settings.adapters_resident:
+        given |= {
+            "max-loras": settings.adapters_resident,
+            "max-cpu-loras": settings.adapters_resident,
+            "max-lora-rank": settings.max_lora_rank or chosen.max_lora_rank,
+        }
     flags = {
         "enable-prefix-caching": chosen.enable_prefix_caching,
         "no-enable-prefix-caching": not chosen.enable_prefix_caching,
         "enable-auto-tool-choice": chosen.tool_call_parser is not None,
-        "enable-lora": bool(chosen.lora_modules),
+        "enable-lora": settings.adapters_resident > 0,
         "enforce-eager": chosen.enforce_eager,
         "enable-prompt-tokens-details": True,
     }
@@ -135,20 +135,7 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
     made += engine_args.command_line(chosen.engine_args or {})
     # Gateways fetch images and sounds; an empty list would allow every host.
     made += ["--allowed-media-domains", _NO_HOST]
-    adapters = [_served_adapter(settings.name, module) for module in chosen.lora_modules]
-    return [*made, *(("--lora-modules", *adapters) if adapters else ())]
-
-
-def _served_adapter(model: str, module: str) -> str:
-    """`module`, named `model:adapter` as callers ask for it. Raises LoadError."""
-    name, _, folder = module.partition("=")
-    base, named, adapter = name.partition(":")
-    if named and (base != model or not adapter):
-        raise LoadError(
-            f"option 'lora_modules' has {name!r}, which nobody can ask for; must be {model}:NAME, "
-            "or NAME alone for the same"
-        )
-    return module if named else f"{model}:{name}={folder}"
+    return made
 
 
 class VLLMRuntime:
@@ -168,7 +155,9 @@ class VLLMRuntime:
         start = await loop.run_in_executor(None, _importer)
         self._settings.progress("staging", 1.0)
         self._settings.progress("compiling", 0.0)
-        self._serving = await start(given, split_special_tokens=self._options.split_special_tokens)
+        self._serving = await start(
+            given, self._settings, split_special_tokens=self._options.split_special_tokens
+        )
         self._settings.progress("compiling", 1.0)
 
     def _inspect(self) -> None:
@@ -181,10 +170,9 @@ class VLLMRuntime:
             inspection.check_quantisation(str(self._settings.source), chosen.quantization)
 
     def _folders(self) -> list[str]:
-        modules = (module.partition("=")[2] for module in self._options.lora_modules)
         proposer = speculative.parsed(self._options.speculative)
         draft = proposer.model if proposer else None
-        return [str(folder) for folder in (self._settings.source, *modules, draft) if folder]
+        return [str(folder) for folder in (self._settings.source, draft) if folder]
 
     async def warm(self) -> None:
         """A short prompt, the longest one, one whose answer has log-probabilities and one whose
@@ -236,6 +224,7 @@ class VLLMRuntime:
     async def close(self) -> None:
         serving, self._serving = self._serving, None
         if serving is not None:
+            await serving.adapters.close()
             await asyncio.get_running_loop().run_in_executor(None, serving.shutdown)
 
     def _loaded(self) -> Serving:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,22 +27,29 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from runtimes.adapters import AdapterUnavailable, ResidentAdapters
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
+from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
 from runtimes.vllm import grammars, media, refusals, structured_outputs, text_layer
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 from runtimes.vllm.special_tokens import SpecialTokens
 
+_NO_FOLDER = "none"  # of an adapter that is not loaded
+_UNAVAILABLE = 503  # status of HTTP
 
-async def start(arguments: list[str], *, split_special_tokens: bool) -> Serving:
+
+async def start(
+    arguments: list[str], settings: RuntimeSettings, *, split_special_tokens: bool
+) -> Serving:
     """Raises `LoadError` with vLLM's own words. Takes seconds to minutes; the loop stays free."""
     loop = asyncio.get_running_loop()
-    serving = Serving()
+    serving = Serving(settings)
     try:
         parsed = _parsed(arguments)
         engine = await loop.run_in_executor(None, _engine, parsed, serving.account)
@@ -84,8 +94,15 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
 
 
 class Serving:
-    def __init__(self) -> None:
+    def __init__(self, settings: RuntimeSettings) -> None:
         self.account = Account(self._stepped)
+        self._name = settings.name
+        self.adapters = ResidentAdapters(
+            settings.adapters, settings.adapters_resident, self._load_adapter, self._unload_adapter
+        )
+        self._shown = [f"{settings.name}:{each.name}" for each in settings.adapters]
+        self._loaded: dict[str, LoRARequest] = {}  # by the name that callers know
+        self._adapter_ids = itertools.count(1)
         self.special_tokens: SpecialTokens | None = None  # whose names in texts are split
         self._whole: set[TokenCounter] = set()  # of answers that come whole
 
@@ -94,8 +111,11 @@ class Serving:
         text_layer.begin_answers_behind_prompts()
         state: Any = SimpleNamespace()
         tasks = await engine.get_supported_tasks()
-        counted: Any = Counted(engine)
+        counted: Any = Counted(engine, self._loaded)
         await init_app_state(counted, state, parsed, tasks)
+        for number, name in enumerate(self._shown, 1):  # what callers see; the engine gets others
+            shown = LoRARequest(name, number, _NO_FOLDER, base_model_name=self._name)
+            state.openai_serving_models.lora_requests[name] = shown
         if state.openai_serving_completion is None:
             raise LoadError("this model generates no text")
         self._chat = state.openai_serving_chat
@@ -106,7 +126,27 @@ class Serving:
         return bool(self._engine.errored)
 
     def load(self) -> EngineLoad:
-        return self.account.load
+        if not self._shown:
+            return self.account.load
+        return replace(self.account.load, adapters=self.adapters.load)
+
+    async def _load_adapter(self, name: str, folder: Path, digest: str) -> None:
+        """The engine caches prompts by an adapter's name: another content has another one."""
+        own = f"{self._name}:{name}"
+        request = LoRARequest(f"{own}@{digest[:8]}", next(self._adapter_ids), str(folder))
+        if not await self._engine.add_lora(request):
+            raise LoadError("the engine did not take it")
+        self._loaded[own] = request
+
+    async def _unload_adapter(self, name: str) -> None:
+        await self._engine.remove_lora(self._loaded.pop(f"{self._name}:{name}").lora_int_id)
+
+    async def _use_adapter(self, model: str, counter: TokenCounter) -> None:
+        """Waits for the adapter that the request names, if it does. Raises AdapterUnavailable."""
+        name = model.removeprefix(f"{self._name}:")
+        if name != model and name in self.adapters:
+            await self.adapters.use(name)
+            counter.adapter = name
 
     def limits(self, precision: str) -> StreamLimits:
         config = self._engine.vllm_config
@@ -154,6 +194,8 @@ class Serving:
             for generator in counter.generators:
                 with suppress(RuntimeError):  # it is being read by a task that is just ending
                     await generator.aclose()
+            if counter.adapter:
+                self.adapters.done(counter.adapter)
 
     async def _begin(self, request: StreamRequest, counter: TokenCounter) -> Any:
         """A body and its status, or the generator of what streams."""
@@ -175,6 +217,7 @@ class Serving:
             await asyncio.get_running_loop().run_in_executor(None, self._check_form, parsed)
             if not chat and self.special_tokens is not None:
                 parsed.prompt = self.special_tokens.broken(parsed.prompt)
+            await self._use_adapter(str(parsed.model), counter)
             if chat:
                 answer = await self._chat.create_chat_completion(parsed)
             else:
@@ -182,6 +225,9 @@ class Serving:
         except ValidationError as fault:
             message, param = refusals.sentence(fault)
             answer = create_error_response(message, param=param)
+        except AdapterUnavailable as fault:
+            answer = create_error_response(str(fault), param="model")
+            return answer.model_dump_json().encode(), _UNAVAILABLE
         except structured_outputs.Unsupported as fault:
             answer = create_error_response(str(fault), param=fault.field)
         except (EngineDeadError, EngineGenerateError) as fault:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from adapter_suite import PLACES, Adapted, AdapterSuite, adapters
 from stream_cases import CACHE_TOKENS, SYNTHETIC, completion, hear, settings
 from stream_suite import StreamSuite, settled
 
@@ -126,3 +127,22 @@ async def test_a_context_that_the_cache_cannot_hold_is_refused_at_load(cache: Pa
     )
     with pytest.raises(LoadError, match="cache_tokens"):
         await runtime.load()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def adapted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Adapted]:
+    folder = tmp_path_factory.mktemp("adapters")
+    (folder / "sizes").write_text("[16, 1]")
+    runtime = catalog.create_stream(
+        settings(
+            SYNTHETIC, None, cache, adapters=adapters(folder, 16, 1), adapters_resident=PLACES,
+            options={"adapter_load_ms": 5.0},
+        )
+    )  # fmt: skip
+    await runtime.load()
+    yield Adapted(runtime, folder)
+    await runtime.close()
+
+
+class TestSyntheticAdapters(AdapterSuite):
+    pass

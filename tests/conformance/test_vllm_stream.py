@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from adapter_suite import PLACES, Adapted, AdapterSuite, adapters
 from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
 from stream_model_suite import ModelSuite, read
 
@@ -181,3 +183,27 @@ async def test_the_death_of_the_engine_is_no_fault_of_a_request(
     with pytest.raises(Unhealthy, match="died"):
         await hear(runtime, completion())
     await runtime.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def adapted(
+    environment: None, model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Adapted]:
+    folder = tmp_path_factory.mktemp("adapters")
+    sizes = json.loads((model / "config.json").read_text())
+    hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
+    (folder / "sizes").write_text(json.dumps([hidden, layers]))
+    runtime = catalog.create_stream(
+        settings(
+            VLLM, model, cache, threads=1, adapters=adapters(folder, hidden, layers),
+            adapters_resident=PLACES, max_lora_rank=16,
+        )
+    )  # fmt: skip
+    await runtime.load()
+    yield Adapted(runtime, folder)
+    await runtime.close()
+
+
+class TestVLLMAdapters(AdapterSuite):
+    async def test_one_of_another_model_fails_its_requests_alone(self, adapted: Adapted) -> None:
+        await self.test_one_that_cannot_be_loaded_fails_its_requests_alone(adapted, "broken")

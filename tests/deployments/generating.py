@@ -21,7 +21,10 @@ from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SHAPE = Generating(context_tokens=100, cache_tokens=400, max_sequences=8, block_tokens=4)
+SHAPE = Generating(
+    context_tokens=100, cache_tokens=400, max_sequences=8, block_tokens=4,
+    adapters=("sql", "law"), adapter_digests=("1", "2"),
+)  # fmt: skip
 
 
 class Played(Engines):

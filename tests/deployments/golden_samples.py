@@ -40,7 +40,7 @@ from deployments.contract.rollout import observations, terms
 from deployments.contract.scaling import messages
 from deployments.contract.scaling.document import ScalingDocument, parse
 from deployments.process import description_store
-from runtimes.types import DeviceMemory, EngineLoad, Ragged
+from runtimes.types import AdapterLoad, DeviceMemory, EngineLoad, Ragged
 
 CODEC_MODULES = (registry, description, terms, observations, messages, description_store)
 
@@ -113,7 +113,7 @@ STEPS = StepMessage(
     held=4,
     seen=5,
     inflight=6,
-    load=EngineLoad(1, 2, 0.5, 3, 4, 5, 6),
+    load=EngineLoad(1, 2, 0.5, 3, 4, 5, 6, AdapterLoad(("law", "code"), 7, 8, 0.25, 9)),
     shares=SharesMessage((0.5, 1.5), WORK, WORK[1:]),
     read=1000,
     written=200,

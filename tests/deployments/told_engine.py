@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from runtimes.errors import Unhealthy
-from runtimes.types import Chunk, EngineLoad, StreamLimits, StreamRequest
+from runtimes.types import AdapterLoad, Chunk, EngineLoad, StreamLimits, StreamRequest
 
 
 class Told:
@@ -18,6 +18,7 @@ class Told:
         self.asks: list[StreamRequest] = []
         self.steps = 0
         self.ill = False
+        self.adapters: AdapterLoad | None = None
 
     def give(self, body: bytes, *texts: bytes, count: int = 1) -> None:
         self.steps += 1
@@ -48,7 +49,8 @@ class Told:
     async def health(self) -> EngineLoad:
         if self.ill:
             raise Unhealthy("the engine died")
-        return EngineLoad(running=len(self.queues) - len(self.freed), steps=self.steps)
+        running = len(self.queues) - len(self.freed)
+        return EngineLoad(running=running, steps=self.steps, adapters=self.adapters)
 
     async def load(self) -> None: ...
     async def warm(self) -> None: ...

@@ -53,7 +53,7 @@ from deployments.gateway.queues.pending_requests import (
 from deployments.gateway.queues.suspect_permits import SuspectPermits
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Abort, Dispatch, Evict, Reject
-from routers.api.events import Cancel, Closed, Opened, PeersServed, Progress
+from routers.api.events import AdaptersHeld, Cancel, Closed, Opened, PeersServed, Progress
 from routers.api.requests import (
     NO_TOKENS,
     FlowWork,
@@ -66,7 +66,7 @@ from routers.api.requests import (
 )
 from routers.api.settings import DispatcherSettings
 from routers.shared_engines import SharedEngines, TokenPrices
-from runtimes.types import DeviceMemory, EngineLoad
+from runtimes.types import AdapterLoad, DeviceMemory, EngineLoad
 
 logger = logging.getLogger("headrace.queue")
 # After which a replica that other gateways have filled may get a run again: streams end there now
@@ -153,6 +153,9 @@ class StreamCalls(LeaseCalls[StreamRun]):
         except MessageError as fault:  # ends of runs may have been in it, nobody knows of which
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
+            adapters = message.load.adapters
+            if adapters is not None and adapters != self.loads[replica_id].adapters:
+                self._owner.adapters_held(replica_id, adapters)
             self.loads[replica_id] = message.load
             self.given[replica_id] = Tokens(message.read, 0, message.written)
             if message.device_memory is not None:
@@ -418,6 +421,10 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
     def peers_served(self, replica_id: str, report: Report) -> None:
         """The replica has reported on other gateways, in a message without the end of a run."""
         self._step(PeersServed(replica_id, report), clock())
+
+    def adapters_held(self, replica_id: str, adapters: AdapterLoad) -> None:
+        """The replica reports other adapters than before."""
+        self._step(AdaptersHeld(replica_id, adapters.held, adapters.load_s), clock())
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

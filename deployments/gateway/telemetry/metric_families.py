@@ -409,6 +409,12 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
             lambda e: e.prefix_queries),
     counter("replica_prefix_hits", ENGINE, "Of those, tokens found.", lambda e: e.prefix_hits),
     counter("replica_engine_steps", ENGINE, "Steps it made.", lambda e: e.steps),
+    gauge("replica_adapters_resident", ENGINE, "Adapters it holds.",
+          lambda e: len(e.adapters.held) if e.adapters else 0),
+    counter("replica_adapter_loads", ENGINE, "Adapters it loaded.",
+            lambda e: e.adapters.loads if e.adapters else 0),
+    counter("replica_adapter_failures", ENGINE, "Adapters it could not load.",
+            lambda e: e.adapters.failures if e.adapters else 0),
 )
 # fmt: on
 

@@ -20,7 +20,8 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.python_source import with_folder
 from deployments.settings.remote_source import RemoteSource, SourceError
 from deployments.settings_files import hub, sources
-from runtimes import staging
+from runtimes import adapter_files, staging
+from runtimes.types import Adapter
 
 PHASE = "staging"
 LAYOUT = "1"  # of a cache entry; raised when the same source is laid out differently
@@ -72,6 +73,36 @@ def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
         if wrong:
             raise SourceError(f"{source.partition('#')[0]}: {wrong}")
     return path
+
+
+def adapters_of(
+    model: ModelSettings, base: Path | None, max_rank: int, cache_dir: Path
+) -> tuple[Adapter, ...]:
+    """The adapters, each to be fetched and checked when it is asked for."""
+
+    def files(source: str) -> Callable[[], tuple[Path, str]]:
+        def fetched() -> tuple[Path, str]:
+            folder = local_file(source, cache_dir, lambda phase, share: None)
+            adapter_files.check(folder, base, max_rank)
+            return folder, staging.digest_of(files_of(folder), folder, None)
+
+        return fetched
+
+    return tuple(Adapter(name, files(source)) for name, source in model.adapters.items())
+
+
+def max_lora_rank(model: ModelSettings) -> int:
+    """The rank that the engine is started for: as the options say, else that of the adapters that
+    are on this node. 0: the model has no adapters."""
+    given = model.options.get("max_lora_rank")
+    if given or not model.adapters:
+        return int(given or 0)
+    here = [each for each in model.adapters.values() if not remote_source.is_remote(each)]
+    return adapter_files.largest_rank([sources.resolve(each) for each in here])
+
+
+def files_of(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.is_file())
 
 
 def _fetched(remote: RemoteSource, cache_dir: Path, progress: Progress) -> Path:

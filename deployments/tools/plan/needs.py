@@ -192,7 +192,7 @@ def remarks(model: ModelSettings) -> Iterator[str]:
             "set options.kv_cache_gib: on a slice vLLM may measure the whole GPU's memory instead "
             "of the slice's (vllm#41776), so gpu_memory_utilization, a share of it, is no bound"
         )
-    if chosen.lora_modules:
+    if model.adapters:
         yield "memory of LoRA adapters is not counted"
     if chosen.speculative and "model" in chosen.speculative:
         yield "memory of the draft model is not counted"

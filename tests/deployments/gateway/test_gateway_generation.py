@@ -126,6 +126,8 @@ async def test_an_adapter_is_asked_of_the_model_it_belongs_to(
         ("sql", "chat:law"),
         ("any", "chat"),
         ("sql", "x:sql"),
+        ("default", "chat:none"),
+        ("any", "chat:none"),
     ],
 )
 async def test_an_adapter_that_a_tenant_does_not_have_is_as_one_that_is_not_there(

@@ -95,6 +95,9 @@ def test_an_adapter_shares_blocks_with_itself_alone(d: ModelDescription) -> None
     assert not set(plain) & set(sql)
     assert sql == _blocks(d, [*range(8)], adapter="sql")
     assert not set(sql) & set(_blocks(d, [*range(8)], adapter="law"))
+    assert d.generating is not None
+    changed = replace(d.generating, adapters=("sql",), adapter_digests=("2",))
+    assert not set(sql) & set(_blocks(replace(d, generating=changed), [*range(8)], adapter="sql"))
 
 
 @pytest.mark.parametrize("shared", [False, True])

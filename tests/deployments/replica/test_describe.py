@@ -203,11 +203,22 @@ def test_the_description_of_a_model_that_generates_says_what_its_engine_holds(
 def test_the_adapters_of_a_model_are_those_that_its_callers_can_ask_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
-    modules = [f"{name}={tmp_path}" for name in ("m:sql", "m:law:v2", "plain")]
-    settings = model(task="generate", source=str(tmp_path), options={"lora_modules": modules})
+    away = f"https://host/law.tar#sha256={'a' * 64}"
+    adapters = {"sql": str(tmp_path), "law": away}
+    settings = model(task="generate", source=str(tmp_path), adapters=adapters)
     description, _ = describe.describe_stream("m", settings, "d", Engine())
-    assert description.generating is not None
-    assert description.generating.adapters == ("sql", "law:v2", "plain")
+    made = description.generating
+    assert made is not None
+    assert made.adapters == ("sql", "law")
+    assert made.adapter_digests[1] == "a" * 64
+    generation = description.scheduling.core.generation
+    assert generation is not None
+    assert generation.adapters_resident == 8
+    (tmp_path / "config.json").write_text("{} ")
+    other, _ = describe.describe_stream("m", settings, "d", Engine())
+    assert other.generating is not None
+    assert other.generating.adapter_digests[0] != made.adapter_digests[0]
+    assert other.version != description.version
 
 
 LOGITS = TensorSpec("logits", "FP32", (-1, 2))

@@ -18,6 +18,7 @@ from deployments.replica import watchdogs
 from deployments.replica.device import HangLimits
 from deployments.replica.stream_core import StreamCore
 from deployments.replica.watchdogs import MemoryLimit, StallDetector, watch_memory, watch_stalls
+from runtimes.types import AdapterLoad
 
 LIMITS = HangLimits(30.0, 20.0)
 
@@ -142,6 +143,25 @@ async def test_a_stall_is_noticed_and_steps_or_idleness_are_none() -> None:
     assert stalled.empty()
     async with asyncio.timeout(1):
         assert "made no step for 0.0 s, 0.0 s allowed" in await stalled.get()
+    watch.cancel()
+    await core.close()
+
+
+async def test_a_request_that_waits_for_its_adapter_is_no_stall() -> None:
+    """However long that takes to fetch; beside it the engine is watched as ever."""
+    engine, stalled = Told(), asyncio.Queue[str]()
+    core = StreamCore(engine, room=3, on_death=pytest.fail)
+    engine.adapters = AdapterLoad(waiting=1)
+    watch = asyncio.create_task(
+        watch_stalls(core, HangLimits(0.03), stalled.put_nowait, every_s=0.005)
+    )
+    gateway = await begun(core)
+    await asyncio.sleep(0.1)
+    assert stalled.empty()
+    call = encode_generate(GenerateCall(endpoint="completions", body=b"b", budget_s=30.0))
+    core.received(gateway, frame(Kind.BEGIN, 2, call))
+    async with asyncio.timeout(1):
+        assert "made no step" in await stalled.get()
     watch.cancel()
     await core.close()
 

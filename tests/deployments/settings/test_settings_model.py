@@ -68,6 +68,18 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
         (STREAM | {"slo": {"max_timeout_ms": 900}}, r"names none \(timeout_ms, 600000\)"),
         (STREAM | {"hedge": {"mode": "tied"}}, "no batch is staged at an engine"),
+        (STREAM | {"adapters_resident": 4}, "the model has no adapters"),
+        (STREAM | {"adapters": {"a:b": "x"}}, "no name of an adapter"),
+        (STREAM | {"adapters": {"a": ""}}, "at least 1 character"),
+        (STREAM | {"adapters": {"a": "x"}, "adapters_resident": 0}, "greater than or equal to 1"),
+        (
+            STREAM | {"options": {"lora_modules": ["a=x"]}},
+            r"must be the model.s own adapters: \{NAME: FOLDER\}",
+        ),
+        (
+            {"runtime": "synthetic", "adapters": {"a": "x"}},
+            "task tensors has none, only generate has",
+        ),
         (
             STREAM | {"queue": {"preempt_streams": True}, "policies": {"preemption": "none"}},
             "must be left out with policies.preemption none",

@@ -15,6 +15,7 @@ from settings_files import mistakes, write
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import load
 from deployments.settings_files.sources import SourceError, absolute, resolve
+from tests.runtimes.adapter_folders import write_adapter
 
 
 @pytest.fixture
@@ -194,7 +195,8 @@ GENERATING = """models:
     runtime: vllm
     task: generate
     source: model
-    options: {chat_template: %s, lora_modules: [%s]}
+    options: {chat_template: %s}
+    adapters: {%s}
 """
 
 
@@ -202,8 +204,7 @@ GENERATING = """models:
 def language_model(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    write_adapter(tmp_path / "lora", 8)
     (tmp_path / "chat.jinja").write_text("x")
     return tmp_path
 
@@ -225,23 +226,25 @@ def complaints(file: Path) -> list[str]:
 
 
 def test_paths_in_options_follow_the_rule_of_source(language_model: Path) -> None:
-    file = written(language_model, "chat.jinja", '"a=lora", "b=/abs/lora"')
-    options = load(file, here=False).models["llm"].options
-    assert options["chat_template"] == str(language_model / "chat.jinja")
-    assert list(options["lora_modules"]) == [f"a={language_model / 'lora'}", "b=/abs/lora"]
+    file = written(language_model, "chat.jinja", "a: lora, b: /abs/lora")
+    llm = load(file, here=False).models["llm"]
+    assert llm.options["chat_template"] == str(language_model / "chat.jinja")
+    assert llm.adapters == {"a": str(language_model / "lora"), "b": "/abs/lora"}
     kept = load(file, here=False, absolute=False).models["llm"].options
     assert kept["chat_template"] == "chat.jinja"
-    assert complaints(written(language_model, "chat.jinja", '"a=lora"')) == []
+    assert complaints(written(language_model, "chat.jinja", "a: lora")) == []
 
 
 @pytest.mark.parametrize(
     ("template", "modules", "said"),
     [
-        ("absent.jinja", '"a=lora"', "options.chat_template: no file or folder"),
-        ("lora", '"a=lora"', "options.chat_template: .*is no file"),
-        ("chat.jinja", '"a=absent"', "options.lora_modules: no file or folder"),
-        ("chat.jinja", '"a=model"', "options.lora_modules: .*no LoRA adapter"),
-        ("https://h/t.jinja", '"a=lora"', "options.chat_template: .*has no digest"),
+        ("absent.jinja", "a: lora", "options.chat_template: no file or folder"),
+        ("lora", "a: lora", "options.chat_template: .*is no file"),
+        ("chat.jinja", "a: absent", "adapters.a: no file or folder"),
+        ("chat.jinja", "a: model", "adapters.a: .*no LoRA adapter"),
+        ("chat.jinja", "a: https://h/a.tar", "adapters.a: .*has no digest"),
+        ("chat.jinja", "'a/b': lora", "no name of an adapter"),
+        ("https://h/t.jinja", "a: lora", "options.chat_template: .*has no digest"),
     ],
 )
 def test_a_path_in_options_that_is_wrong_is_told_in_its_place(

@@ -22,6 +22,7 @@ from deployments.gateway.queues.pending_requests import (
     PendingStreamRequest,
 )
 from routers import shared_engines
+from runtimes.types import AdapterLoad
 
 Describe = Callable[..., ModelDescription]
 
@@ -315,6 +316,21 @@ async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
         await until(lambda: b.engines.running == most)
         for each in pending:
             b.queue.cancel(each)
+
+
+async def test_the_core_hears_of_adapters_as_they_change(
+    description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(description) as b:
+        heard: list[tuple[str, AdapterLoad]] = []
+        monkeypatch.setattr(b.queue, "adapters_held", lambda *held: heard.append(held))
+        told = [None, AdapterLoad(("a",), 1, 0, 0.5), AdapterLoad(("a",), 1, 0, 0.5), AdapterLoad()]
+        for number, adapters in enumerate(told, 1):
+            b.engines.load = replace(b.engines.load, adapters=adapters)
+            pending = b.submit()
+            b.engines.say(await b.begun(number), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+            await read(pending)
+        assert heard == [("r0", told[1]), ("r0", told[3])]
 
 
 async def test_the_engines_own_account_is_kept(description: Describe) -> None:

@@ -112,8 +112,7 @@ def test_an_engine_without_a_set_cache_is_given_room_for_sequences_and_a_remark(
 
 
 def test_adapters_are_said_to_be_left_out(tmp_path):
-    options = {"kv_cache_gib": 2, "lora_modules": ["a=folder"]}
-    (need,) = of(tmp_path, LLM | {"options": options})
+    (need,) = of(tmp_path, LLM | {"options": {"kv_cache_gib": 2}, "adapters": {"a": "folder"}})
     assert need.remarks == ("memory of LoRA adapters is not counted",)
 
 
