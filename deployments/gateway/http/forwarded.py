@@ -36,9 +36,9 @@ def from_trusted(headers: Headers, peer: str, is_trusted: Callable[[str], bool])
     hops = reversed(listed.split(",") if listed else _elements(headers))
     address, accepted = peer, ""
     for _, hop in zip(range(HOPS), hops, strict=False):
-        said = hop.strip() if listed else _fields(hop).get("for", "")
+        node = hop.strip() if listed else _fields(hop).get("for", "")
         try:
-            address = str(ip_address(_node(said) or (said if listed else "")))
+            address = str(ip_address(_node(node) or (node if listed else "")))
         except ValueError:
             break
         accepted = hop
