@@ -103,7 +103,7 @@ def test_a_generating_group_stands_beside_generating_ones_alone() -> None:
     assert [view.runtime for view in ModelSettings.model_validate(llm).views().values()] == [
         "vllm", "synthetic",
     ]  # fmt: skip
-    llm["replicas"] = {"groups": [{"name": "a", "runtime": "torch"}]}
+    llm["replicas"] = {"groups": [{"name": "a", "runtime": "onnxruntime"}]}
     with pytest.raises(ValidationError, match=r"a is not valid .* which cannot generate; must be"):
         ModelSettings.model_validate(llm)
     batches = {"runtime": "torch", "source": "models/bert"}
