@@ -300,7 +300,7 @@ def test_a_replica_has_the_gpus_that_its_options_divide_the_model_over(
 
 def test_a_template_and_quantised_weights_are_looked_at(language_model: Path) -> None:
     (language_model / "chat.jinja").write_text("{% if %}")
-    (only,) = complaints(written(language_model, "chat.jinja", '"a=lora"'))
+    (only,) = complaints(written(language_model, "chat.jinja", "a: lora"))
     assert "options.chat_template" in only
     assert "no Jinja template, line 1" in only
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}
