@@ -109,9 +109,13 @@ ENTRIES: Mapping[str, BackendEntry] = {
     ),
 }  # fmt: skip
 STREAMS: Mapping[str, BackendEntry] = {
+    "openvino": BackendEntry(
+        "runtimes.openvino.stream", "OpenVINOStream", "openvino", ("fp32",),
+        "pip install 'headrace[openvino,torch]'",
+    ),
     "synthetic": BackendEntry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
     "torch": BackendEntry(
-        "runtimes.torch.stream", "TorchStream", "torch", ("fp32", "bf16", "fp16")
+        "runtimes.torch.stream", "TorchStream", "torch", ("fp32", "bf16", "fp16"),
     ),
     "vllm": BackendEntry(
         "runtimes.vllm.runtime", "VLLM", "vllm", ("fp32", "bf16", "fp16"),
@@ -340,10 +344,10 @@ def check_files(path: Path, asked: FileRequirements) -> None:
                 "as save_pretrained writes it, or hf:ORG/NAME@COMMIT"
             )
         inspection.check([str(path)])
-        if asked.runtime == "torch":
-            language_model.check(path, asked.max_length)
-        else:
+        if asked.runtime == "vllm":
             inspection.check_quantisation(str(path), asked.options.get("quantization"))
+        else:
+            language_model.check(path, asked.max_length, asked.runtime)
         check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)

@@ -29,7 +29,7 @@ from runtimes.errors import LoadError, MissingBackend
 from runtimes.folder import pooling_of
 from runtimes.graph.bert import is_built
 from runtimes.graph.options import GraphOptions
-from runtimes.source import Source, SourceKind, inspect
+from runtimes.source import Source, SourceKind, inspect, streamed_weights
 from runtimes.types import RuntimeSettings
 
 FILE = "model.onnx"
@@ -69,6 +69,23 @@ def exported(
         _run(order, settings, memory)
 
     return staging.staged(settings.cache_dir, parts, build) / FILE
+
+
+def language_model(folder: Path, settings: RuntimeSettings) -> Path:
+    """The folder of a language model's graph for OpenVINO (`runtimes.openvino.causal`). Raises
+    `LoadError`; `MissingBackend` where a package is not installed."""
+    weights = streamed_weights(folder)
+    digest = staging.digest_of([folder / "config.json", *weights], folder, settings.cache_dir)
+    packages = ("torch", "transformers", "openvino")
+    parts = [digest, "language model", LAYOUT, *map(_version, packages)]
+
+    def build(out: Path) -> None:
+        size = sum(file.stat().st_size for file in weights)
+        threads = settings.threads or host.allowed_cpus()
+        order = {"folder": str(folder), "out": str(out), "task": "generate", "threads": threads}
+        _run(order, settings, _FREE_BYTES + _COPIES * size)
+
+    return staging.staged(settings.cache_dir, parts, build)
 
 
 def is_due(settings: RuntimeSettings, options: object) -> bool:

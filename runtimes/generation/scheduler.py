@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 BLOCK_TOKENS = 16  # prompts share the cache in units of so many
-_MAX_KEPT = 64  # ended sequences; each prompt is compared with all of them
+MAX_KEPT = 64  # ended sequences; each prompt is compared with all of them
 Ids = np.ndarray[Any, Any]
 
 
@@ -255,7 +255,7 @@ class Scheduler:
 
     def _forget(self) -> None:
         """Ended sequences whose room is needed."""
-        while self._kept and (self._kept_tokens > self._room or len(self._kept) > _MAX_KEPT):
+        while self._kept and (self._kept_tokens > self._room or len(self._kept) > MAX_KEPT):
             _, (_, kept) = self._kept.popitem(last=False)
             self._kept_tokens -= len(kept.ids)
 

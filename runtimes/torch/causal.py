@@ -20,12 +20,12 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from runtimes.errors import LoadError
+from runtimes.generation import engine
 from runtimes.generation.engine import Part
 
 _PIECE = 64  # places by which a buffer grows
 _NAME = "headrace_parts"
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of the largest
-_TRIED = 24  # tokens
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -116,32 +116,13 @@ def opened(folder: Path, kind: torch.dtype) -> CausalModel:
 
 
 def _check(folder: Path, model: CausalModel, kind: torch.dtype) -> None:
-    """Compares the numbers of two sequences that are read in parts, beside one another, with the
-    module's own for each. Leaves the module with this module's attention."""
-    drawn = np.random.default_rng(0).integers(0, model.vocabulary, (2, _TRIED))
+    """Leaves the module with this module's attention."""
+    name = type(model.module).__name__
+    drawn = engine.tried(model.vocabulary)
     with torch.inference_mode():
         own = model.module(torch.from_numpy(drawn), use_cache=False).logits[:, -1].float()
     model.module.set_attn_implementation(_NAME)
-    rows = [(row, KeysValues()) for row in drawn]
-    bounds = [(0, 7, 20, _TRIED), (0, 9, 10, _TRIED)]  # of the parts in which each is read
-    try:
-        for step in range(3):
-            parts = [
-                Part(cache, row[ends[step] : ends[step + 1]], ends[step])
-                for (row, cache), ends in zip(rows, bounds, strict=True)
-            ]
-            found = model.step(parts)
-    except Exception as error:
-        raise LoadError(
-            f"{folder}: its {type(model.module).__name__} cannot read several sequences at once: "
-            f"{error}; use runtime vllm"
-        ) from error
-    off = (found - own).abs().max() / own.abs().max()
-    if not off <= _TOLERANCE[kind]:
-        raise LoadError(
-            f"{folder}: its {type(model.module).__name__} gives other numbers where several "
-            f"sequences are read at once (off by {off:.2g}); use runtime vllm"
-        )
+    engine.check(model, drawn, own, f"{folder}: its {name}", _TOLERANCE[kind])
 
 
 def _attention(

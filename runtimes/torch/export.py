@@ -50,11 +50,17 @@ def _export(order: dict[str, Any], say: Any) -> None:
     say(step="loading", done=0.05)
     import torch
 
+    torch.set_num_threads(order["threads"])
+    folder = Path(order["folder"])
+    if order["task"] == "generate":
+        from runtimes.openvino import causal
+
+        say(step="exporting", done=0.3)
+        causal.export(folder, Path(order["out"]))
+        return
     from runtimes.folder import pooling_of
     from runtimes.torch import towers
 
-    torch.set_num_threads(order["threads"])
-    folder = Path(order["folder"])
     pooling = pooling_of(folder, order["pooling"], order["normalize"])
     encoder = towers.opened(folder, order["task"], pooling, images=order["images"])
     if not order["standard"]:

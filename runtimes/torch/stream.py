@@ -2,154 +2,42 @@
 
 The engine is `runtimes.generation`'s, the network `causal`. Requests and answers are OpenAI's with
 what vLLM adds; what this engine cannot do (tools, forms of answers, images) it refuses by the
-field's name. torch and transformers are imported only when a model is loaded, so that settings can
-be checked without them. Processors alone: on a GPU `vllm` is the runtime to choose.
+field's name. Processors alone: on a GPU `vllm` is the runtime to choose.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import json
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runtimes import errors, host, options
-from runtimes.errors import LoadError, Unhealthy
-from runtimes.generation import files
-from runtimes.generation.scheduler import BLOCK_TOKENS, Shape
-from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
-from runtimes.vllm import inspection
+from runtimes import options
+from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
+from runtimes.generation.scheduler import Shape
+from runtimes.types import RuntimeSettings
 
 if TYPE_CHECKING:  # at run time it would import torch
-    from runtimes.generation.engine import Engine
-
-_WARM_TOKENS = 4
+    from runtimes.generation.engine import Network
 
 
 @dataclass(frozen=True, slots=True)
-class TorchStreamOptions:
+class TorchStreamOptions(GenerationOptions):
     """Options of the engine."""
 
-    max_sequences: int = 4  # in a step
-    cache_tokens: int | None = None  # places of the cache; None: for all at their longest
-    step_tokens: int = 256  # of a step; longer prompts are read in parts
-    chat_template: str | None = None  # a file, in place of the model's own template
-    # Whether names of special tokens in messages and prompts stay text.
-    split_special_tokens: bool = True
 
-    def __post_init__(self) -> None:
-        for name in ("max_sequences", "cache_tokens", "step_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"option '{name}' is {value}, it must be 1 or more")
-        if self.step_tokens < self.max_sequences:
-            raise ValueError(
-                f"option 'step_tokens' is {self.step_tokens}, it must be at least 'max_sequences' "
-                f"({self.max_sequences}): a step gives each sequence a token"
-            )
-
-
-class TorchStreamRuntime:
+class TorchStreamRuntime(LanguageModelRuntime):
     """See `runtimes.types.StreamRuntime`."""
 
+    platform = "pytorch_eager"
+
     def __init__(self, settings: RuntimeSettings) -> None:
-        self._settings = settings
-        self._options = options.parse(TorchStreamOptions, settings.options)
-        self._engine: Engine | None = None
-        self._limits: StreamLimits | None = None
+        super().__init__(settings, options.parse(TorchStreamOptions, settings.options))
 
-    async def load(self) -> None:
-        folder = self._settings.source
-        if folder is None:
-            raise LoadError("the torch runtime needs a source: the folder of a language model")
-        self._settings.progress("staging", 0.0)
-        inspection.check([str(folder)])
-        longest = files.check(folder, self._settings.max_length)
-        shape = self._shape(longest)
-        thread = ThreadPoolExecutor(1, thread_name_prefix="generation")
-        loop = asyncio.get_running_loop()
-        try:
-            module, model = await loop.run_in_executor(thread, self._opened, folder, longest)
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
-        self._engine = module.Engine(model, shape, thread)
-        self._limits = StreamLimits(
-            context_tokens=longest,
-            cache_tokens=shape.cache_tokens,
-            max_sequences=shape.max_sequences,
-            block_tokens=BLOCK_TOKENS,
-            precision=self._settings.precision,
-            platform="pytorch_eager",
-        )
-        self._settings.progress("staging", 1.0)
-
-    def _shape(self, context: int) -> Shape:
-        chosen = self._options
-        cache = chosen.cache_tokens or context * chosen.max_sequences
-        if context > cache:
-            raise LoadError(
-                f"lengths.max is {context}, the cache has room for {cache} tokens: raise option "
-                "'cache_tokens' or lower lengths.max"
-            )
-        return Shape(chosen.max_sequences, cache, chosen.step_tokens)
-
-    def _opened(self, folder: Path, context: int) -> tuple[Any, Any]:
-        """The engine's module and its model."""
-        settings, template = self._settings, self._options.chat_template
-        torch = errors.library("torch", "the torch runtime needs its package", "headrace[torch]")
-        torch.set_num_threads(settings.threads or host.allowed_cpus())
+    def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(threads)
         kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-        # These modules import torch or transformers, so not before a model is loaded.
-        engine, texts, causal = map(
-            importlib.import_module,
-            ("runtimes.generation.engine", "runtimes.generation.texts", "runtimes.torch.causal"),
-        )
-        prompts = texts.Prompts(
-            folder, None if template is None else Path(template),
-            split_special_tokens=self._options.split_special_tokens,
-        )  # fmt: skip
-        network = causal.opened(folder, kinds[settings.precision])
-        model = engine.Model(settings.name, network, prompts, files.defaults(folder), context)
-        return engine, model
-
-    async def warm(self) -> None:
-        """A short prompt and the longest one."""
-        longest = max(self.limits().context_tokens - _WARM_TOKENS, 1)
-        for number, (prompt, most) in enumerate([([1, 2, 3], _WARM_TOKENS), ([1] * longest, 1)]):
-            self._settings.progress("warming", number / 2)
-            said = {"prompt": prompt, "max_tokens": most, "ignore_eos": True, "logprobs": 1}
-            request = StreamRequest(f"warm-{number}", "completions", json.dumps(said).encode())
-            async with aclosing(self.run(request)) as chunks:
-                async for chunk in chunks:
-                    if chunk.status != 200:
-                        raise LoadError(f"the engine refused to warm up: {chunk.data.decode()}")
-        self._settings.progress("warming", 1.0)
-
-    def limits(self) -> StreamLimits:
-        self._loaded()
-        assert self._limits is not None
-        return self._limits
-
-    async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(self._loaded().run(request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def health(self) -> EngineLoad:
-        return self._loaded().load()
-
-    async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
-
-    def _loaded(self) -> Engine:
-        if self._engine is None:
-            raise Unhealthy("the engine is closed or was never loaded")
-        return self._engine
+        opened = importlib.import_module("runtimes.torch.causal").opened
+        network: Network = opened(folder, kinds[self._settings.precision])
+        return network

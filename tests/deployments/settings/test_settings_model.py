@@ -89,7 +89,7 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
         (STREAM | {"coalesce": True}, "answers that stream are not shared"),
         (STREAM | {"lengths": {"truncate": True}}, "a prompt has no tensors"),
         ({"runtime": "vllm", "source": "m"}, "must be generate, the only task of vllm"),
-        ({"runtime": "openvino", "source": "m", "task": "generate"}, "which cannot generate"),
+        ({"runtime": "onnxruntime", "source": "m", "task": "generate"}, "which cannot generate"),
         ({"runtime": "synthetic", "slo": {"ttft_ms": 5}}, "only task generate has tokens"),
         (
             {"runtime": "synthetic", "queue": {"preempt_streams": True}},

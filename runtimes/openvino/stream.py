@@ -1,0 +1,44 @@
+"""Generates with a language model's folder on OpenVINO's CPU plugin: for a few callers.
+
+The engine is `runtimes.generation`'s, the network `causal`. The graph is written at the first start
+on a host and staged; that needs torch and transformers, as drawing tokens does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtimes import exporting, options
+from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
+from runtimes.generation.scheduler import MAX_KEPT, Shape
+from runtimes.openvino.model import library
+from runtimes.types import RuntimeSettings
+
+if TYPE_CHECKING:  # at run time it would import torch
+    from runtimes.generation.engine import Network
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVINOStreamOptions(GenerationOptions):
+    """Options of the engine."""
+
+
+class OpenVINOStreamRuntime(LanguageModelRuntime):
+    """See `runtimes.types.StreamRuntime`."""
+
+    platform = "openvino_paged"
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        super().__init__(settings, options.parse(OpenVINOStreamOptions, settings.options))
+
+    def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
+        library()  # before anything is exported for it
+        entry = exporting.language_model(folder, self._settings)
+        causal = importlib.import_module("runtimes.openvino.causal")
+        # Twice, because who has just left may still be in the running step.
+        sequences = MAX_KEPT + 2 * shape.max_sequences
+        network: Network = causal.opened(entry, threads, shape.cache_tokens, sequences)
+        return network
