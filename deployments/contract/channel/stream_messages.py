@@ -7,7 +7,6 @@ in the header. Times are budgets and durations in seconds, never readings of a c
 
 from __future__ import annotations
 
-from dataclasses import fields
 from enum import Enum
 from typing import ClassVar
 
@@ -107,8 +106,6 @@ class StepMessage(WireMessage, frozen=True):
     device_memory: DeviceMemory | None = None  # as in `BatchReply`
 
 
-_LOAD_IN_3 = tuple([each.name for each in fields(EngineLoad) if each.name != "adapters"])
-
 _read_generate = msgspec.msgpack.Decoder(GenerateCall).decode
 _read_steps = msgspec.msgpack.Decoder(StepMessage).decode
 
@@ -128,9 +125,6 @@ def decode_generate(body: memoryview) -> GenerateCall:
 
 def encode_steps(message: StepMessage, version: int = WIRE) -> list[Buffer]:
     """The body of a STEPS frame, as the gateway's version lays it out."""
-    if version <= 3:
-        load = {name: getattr(message.load, name) for name in _LOAD_IN_3}
-        message = msgspec.structs.replace(message, load=load)
     return [encoded_as(version, message)]
 
 

@@ -415,6 +415,10 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
             lambda e: e.adapters.loads if e.adapters else 0),
     counter("replica_adapter_failures", ENGINE, "Adapters it could not load.",
             lambda e: e.adapters.failures if e.adapters else 0),
+    counter("replica_draft_tokens", ENGINE, "Tokens proposed by speculative decoding.",
+            lambda e: e.drafted),
+    counter("replica_accepted_draft_tokens", ENGINE, "Of those, tokens kept.",
+            lambda e: e.accepted),
 )
 # fmt: on
 
