@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from random import Random
 from typing import Any
@@ -144,6 +145,17 @@ def table(until: float = 120.0) -> Iterator[str]:
     )
 
 
+def by_places(until: float = 120.0) -> Iterator[str]:
+    yield "| `adapters_resident` | loads | offline | popularity known | p99 × all resident |"
+    yield "|---|---|---|---|---|"
+    p99_s = play(shape(ADAPTERS, 0.0), until).first_token_s(0.99, "default")
+    for places in (8, 12, 16, 24):
+        ran = play(shape(places), until)
+        best, known = (each(asked(ran), REPLICAS * places) for each in (belady_loads, known_loads))
+        share = ran.first_token_s(0.99, "default") / p99_s
+        yield f"| {places} | {loads(ran)} | {best} | {known} | {share:.2f} |"
+
+
 if __name__ == "__main__":
-    for line in table():
+    for line in chain(table(), by_places()):
         print(line, flush=True)
