@@ -25,7 +25,7 @@ from runtimes.generation import requests
 from runtimes.generation.answers import Answers, Counts, Piece
 from runtimes.generation.requests import Asked, Defaults
 from runtimes.generation.sampling import Drawn, Sampler
-from runtimes.generation.scheduler import Reads, Scheduler, Shape
+from runtimes.generation.scheduler import Cache, Reads, Scheduler, Shape
 from runtimes.generation.scheduler import Sequence as Tokens
 from runtimes.generation.texts import AnswerText, Prompts
 from runtimes.synthetic.stream import InvalidRequest, error
@@ -39,19 +39,19 @@ class Part:
     """What a step reads of one sequence: `ids` (int64) behind the first `at` tokens, which were
     read before. `wanted`: whether the numbers behind the last are."""
 
-    cache: Any  # of the network's making
+    cache: Any  # of the network's own making
     ids: Ids
     at: int
     wanted: bool = True
 
 
 class Network(Protocol):
-    """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of it makes the
-    first tokens those of another one. `step`: float32 [wanted parts, vocabulary]."""
+    """`cache`: for a sequence's keys and values; the scheduler speaks to it between two steps.
+    `step`: float32 [wanted parts, vocabulary]."""
 
     @property
     def vocabulary(self) -> int: ...
-    def cache(self) -> Any: ...
+    def cache(self) -> Cache: ...
     def step(self, parts: Sequence[Part]) -> torch.Tensor: ...
 
 
@@ -148,7 +148,7 @@ class Engine:
 
     def __init__(self, model: Model, shape: Shape, thread: ThreadPoolExecutor) -> None:
         self._model = model
-        self._scheduler = Scheduler(shape, lambda to, source, n: to.begin_with(source, n))
+        self._scheduler = Scheduler(shape)
         self._thread = thread
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()

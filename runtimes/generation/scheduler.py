@@ -7,23 +7,31 @@ fewer than `max_sequences` and the cache has room for its prompt. If the cache r
 urgent sequence that came last gives up its place and is read again later (preemption).
 
 What has ended stays in the cache until its room is needed. A prompt that begins alike, in whole
-blocks and with the same salt, is read on from there. Pure: whoever calls it owns what `cache`
-holds. Source: Orca (OSDI'22) for steps; Sarathi-Serve (OSDI'24) for prompts in parts.
+blocks and with the same salt, is read on from there. Pure, but for what it tells a sequence's
+`Cache`. Source: Orca (OSDI'22) for steps; Sarathi-Serve (OSDI'24) for prompts in parts.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 BLOCK_TOKENS = 16  # prompts share the cache in units of so many
 MAX_KEPT = 64  # ended sequences; each prompt is compared with all of them
 Ids = np.ndarray[Any, Any]
+
+
+class Cache(Protocol):
+    """What holds one sequence's keys and values. `begin_with`: the first tokens are those of
+    another one; whatever else it held is of no use. `clear`: it holds nothing any more."""
+
+    def begin_with(self, source: Any, tokens: int) -> None: ...
+    def clear(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +43,7 @@ class Sequence:
     prompt: Ids
     priority: int  # 0 is the most urgent
     salt: str
-    cache: Any  # what holds its keys and values; opaque here
+    cache: Cache
     read: int = 0  # in the cache
     cached: int | None = None  # of the prompt, found in the cache when it first joined
     output: list[int] = field(default_factory=list)
@@ -101,17 +109,15 @@ class _Kept:
     """What an ended sequence leaves in the cache."""
 
     ids: Ids
-    cache: Any
+    cache: Cache
 
 
 class Scheduler:
-    """`plan` and `read` alternate; `add` and `remove` may come between them. `share(to, source,
-    tokens)` makes the beginning of one sequence's cache that of another one."""
+    """`plan` and `read` alternate; `add` and `remove` may come between them."""
 
-    def __init__(self, shape: Shape, share: Callable[[Any, Any, int], None]) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.counts = Counts()
-        self._share = share
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._running: list[Sequence] = []  # in the order of urgency, then of arrival
         self._kept: OrderedDict[int, tuple[str, _Kept]] = OrderedDict()  # used least recently first
@@ -205,7 +211,7 @@ class Scheduler:
         found, source = self._beginning(sequence)
         sequence.read = found
         if found:
-            self._share(sequence.cache, source, found)
+            sequence.cache.begin_with(source, found)
         if sequence.cached is None:
             sequence.cached = min(found, len(sequence.prompt))
             self.counts.prefix_queries += len(sequence.prompt)
@@ -218,6 +224,7 @@ class Scheduler:
             last = self._running.pop()
             last.running = False
             last.read = 0
+            last.cache.clear()
             self.counts.preemptions += 1
             self._wait(last)
 

@@ -34,7 +34,6 @@ def export(folder: Path, out: Path) -> None:
     """Writes the graph and the numbers that it is compared by. For a process of its own."""
     import openvino
     from transformers import AutoModelForCausalLM, DynamicCache
-    from transformers.exporters import OpenVINOConfig, OpenVINOExporter
 
     module = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True, trust_remote_code=False,
@@ -51,7 +50,9 @@ def export(folder: Path, out: Path) -> None:
         "position_ids": torch.arange(10, 13).repeat(2, 1),
         "past_key_values": past,
     }
-    model, _ = OpenVINOExporter().export_program(module, inputs, OpenVINOConfig(dynamic=True))
+    exporters = importlib.import_module("transformers.exporters")
+    how = exporters.OpenVINOConfig(dynamic=True)
+    model, _ = exporters.OpenVINOExporter().export_program(module, inputs, how)
     openvino.save_model(model, str(out / MODEL), compress_to_fp16=False)
     np.save(out / NUMBERS, numbers.numpy())
 
@@ -67,9 +68,14 @@ class Blocks:
         weakref.finalize(self, _give_back, free, self.numbers)
 
     def begin_with(self, source: Blocks, tokens: int) -> None:
-        """The first so many are those of another sequence. They are copied with the next step."""
-        self._drop()
+        """They are copied with the next step."""
+        self.clear()
         self.begins = source, tokens
+
+    def clear(self) -> None:
+        _give_back(self._free, self.numbers)
+        self.numbers.clear()
+        self.begins = None
 
     def extend(self, tokens: int) -> None:
         """To as many blocks as so many tokens take."""
@@ -77,10 +83,6 @@ class Blocks:
             if not self._free:
                 raise RunError("the cache has no block left")
             self.numbers.append(self._free.pop())
-
-    def _drop(self) -> None:
-        _give_back(self._free, self.numbers)
-        self.numbers.clear()
 
 
 def _give_back(free: list[int], numbers: list[int]) -> None:

@@ -10,18 +10,29 @@ import pytest
 from runtimes.generation.scheduler import BLOCK_TOKENS, Scheduler, Sequence, Shape
 
 
+class Cache:
+    """Notes what it was told."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Cache, int]] = []
+        self.cleared = 0
+
+    def begin_with(self, source: Cache, tokens: int) -> None:
+        self.begun.append((source, tokens))
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
 class Engine:
     """A scheduler, whose network does nothing but give the token 7."""
 
     def __init__(self, *, sequences: int = 4, cache: int = 1000, step: int = 32) -> None:
-        self.shared: list[tuple[object, object, int]] = []
-        self.scheduler = Scheduler(
-            Shape(sequences, cache, step), lambda *said: self.shared.append(said)
-        )
+        self.scheduler = Scheduler(Shape(sequences, cache, step))
 
     def add(self, prompt: int | list[int], *, priority: int = 0, salt: str = "") -> Sequence:
         ids = list(range(prompt)) if isinstance(prompt, int) else prompt
-        sequence = Sequence(None, np.asarray(ids, dtype=np.int64), priority, salt, object())
+        sequence = Sequence(None, np.asarray(ids, dtype=np.int64), priority, salt, Cache())
         self.scheduler.add(sequence)
         return sequence
 
@@ -94,7 +105,7 @@ def test_a_full_cache_makes_the_least_urgent_begin_anew():
         engine.step()
     assert first.running
     assert engine.scheduler.counts.preemptions == 1
-    assert second.held == 0
+    assert (second.held, second.cache.cleared, first.cache.cleared) == (0, 1, 0)
     outputs = list(second.output)
     engine.scheduler.remove(first)
     assert engine.step() == {second: 8 + len(outputs)}  # all of it is read again
@@ -122,7 +133,7 @@ def test_whole_blocks_of_a_known_prompt_are_not_read_again(prompt, found):
     assert engine.step()[second] == prompt - found
     assert second.cached == found
     assert engine.scheduler.counts.prefix_hits == found
-    assert engine.shared == ([(second.cache, first.cache, found)] if found else [])
+    assert second.cache.begun == ([(first.cache, found)] if found else [])
 
 
 def test_an_answer_is_known_to_the_next_turn_too():
@@ -147,7 +158,7 @@ def test_another_salt_finds_nothing():
 def test_outputs_of_one_prompt_read_it_once():
     engine = Engine(step=32)
     ids = np.arange(64)
-    outputs = [Sequence(None, ids, 0, "", object()) for _ in range(3)]
+    outputs = [Sequence(None, ids, 0, "", Cache()) for _ in range(3)]
     for output in outputs:
         engine.scheduler.add(output)
     steps = [engine.step() for _ in range(3)]
