@@ -193,12 +193,13 @@ def options_class(runtime: str, task: str = "tensors") -> type[Any]:
     return cls
 
 
-def gpus(runtime: str, options: Mapping[str, Any], task: str = "tensors") -> int:
-    """Over how many GPUs a replica's options divide the model, 1 where they do not say. Of options
-    that `check` has passed."""
+def gpus(runtime: str, options: Mapping[str, Any], task: str = "tensors") -> int | None:
+    """Over how many GPUs a replica's options divide the model; None for a backend that divides
+    none. Of options that `check` has passed."""
     chosen = option_parser.parse(options_class(runtime, task), options)
     shares = ("tensor_parallel_size", "pipeline_parallel_size")
-    return math.prod(int(getattr(chosen, name, 1)) for name in shares)
+    found = [int(getattr(chosen, name)) for name in shares if hasattr(chosen, name)]
+    return math.prod(found) if found else None
 
 
 def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: str) -> str | None:

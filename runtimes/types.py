@@ -349,6 +349,8 @@ class EngineLoad:
     prefix_queries: int = 0
     prefix_hits: int = 0
     steps: int = 0
+    drafted: int = 0  # tokens that were proposed, of speculative decoding
+    accepted: int = 0  # of these, kept
 
 
 class StreamRuntime(Protocol):

@@ -234,9 +234,11 @@ def _unlike_gpus(model: ModelSettings) -> str | None:
     from runtimes import catalog
 
     wanted, given = catalog.gpus(model.runtime, model.options, model.task), model.replicas.num_gpus
+    if wanted is None:
+        return None
     if wanted > 1 and any(MIG_RESOURCE.fullmatch(name) for name in model.replicas.resources):
         return "divides the model over GPUs, and MIG slices cannot reach each other's memory"
-    if given == 0 or wanted == max(given, 1) or model.task != catalog.GENERATE:
+    if given == 0 or wanted == max(given, 1):
         return None
     return (
         f"tensor_parallel_size times pipeline_parallel_size is {wanted}, and replicas.num_gpus is "

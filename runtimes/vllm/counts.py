@@ -194,6 +194,7 @@ class Account:
         if scheduler is None:
             return
         old, prefix = self.load, scheduler.prefix_cache_stats
+        drafts = scheduler.spec_decoding_stats
         preempted = 0 if iteration is None else iteration.num_preempted_reqs
         self.load = EngineLoad(
             running=scheduler.num_running_reqs,
@@ -203,5 +204,7 @@ class Account:
             prefix_queries=old.prefix_queries + (prefix.queries if prefix else 0),
             prefix_hits=old.prefix_hits + (prefix.hits if prefix else 0),
             steps=old.steps + 1,
+            drafted=old.drafted + (drafts.num_draft_tokens if drafts else 0),
+            accepted=old.accepted + (drafts.num_accepted_tokens if drafts else 0),
         )
         self._on_step()

@@ -22,7 +22,7 @@ from msgspec.structs import astuple, replace
 
 from deployments.contract.codec import WIRE, plain
 from routers.api.requests import FlowWork
-from runtimes.types import DTYPES, Batch, DeviceMemory, Ragged
+from runtimes.types import DTYPES, Batch, DeviceMemory, EngineLoad, Ragged
 
 HEAD = Struct("<IBQ")
 MAX_FRAME_BYTES = 1 << 30
@@ -253,8 +253,15 @@ def encoded_as(version: int, message: WireMessage) -> bytes:
     return _encoded(message if version > 3 else _as_in_3(message))
 
 
+_LOAD_IN_3 = (
+    "running", "waiting", "cache_used", "preemptions", "prefix_queries", "prefix_hits", "steps",
+)  # fmt: skip
+
+
 def _as_in_3(part: Any) -> Any:
     """The message without the fields that version 3 lacks."""
+    if isinstance(part, EngineLoad):
+        return {name: getattr(part, name) for name in _LOAD_IN_3}
     if isinstance(part, WireMessage):
         return [_as_in_3(value) for value in astuple(part)[: part.fields_in_3]]
     if isinstance(part, list | tuple) and part and isinstance(part[0], WireMessage):

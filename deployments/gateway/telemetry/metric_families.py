@@ -409,6 +409,10 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
             lambda e: e.prefix_queries),
     counter("replica_prefix_hits", ENGINE, "Of those, tokens found.", lambda e: e.prefix_hits),
     counter("replica_engine_steps", ENGINE, "Steps it made.", lambda e: e.steps),
+    counter("replica_draft_tokens", ENGINE, "Tokens proposed by speculative decoding.",
+            lambda e: e.drafted),
+    counter("replica_accepted_draft_tokens", ENGINE, "Of those, tokens kept.",
+            lambda e: e.accepted),
 )
 # fmt: on
 

@@ -208,7 +208,7 @@ def test_steps_arrive_as_they_left() -> None:
         Piece(1, b"data: x\n\n", 3, 1, 2, 16, 0.5),
         *(Piece(n, b"", 0, 0, 0, 0, 0.0, 400, end) for n, end in enumerate(StreamEnd, start=2)),
     )
-    message = StepMessage(pieces, 4, 5, 6, EngineLoad(1, 2, 0.5, 3, 4, 5, 6))
+    message = StepMessage(pieces, 4, 5, 6, EngineLoad(1, 2, 0.5, 3, 4, 5, 6, 8, 7))
     shares = SharesMessage((0.5, 1.5), ((0, "t", 2.5),), ((1, "u", 3.5),))
     for each in (
         message,

@@ -100,7 +100,7 @@ async def test_what_the_engine_refuses_counts_no_tokens(
 
 async def test_an_engines_own_account_is_passed_on(stand: Stand, description: Describe) -> None:
     engines = add(stand, description)
-    engines.load = EngineLoad(3, 2, 0.5, 7, 100, 90, 1000)
+    engines.load = EngineLoad(3, 2, 0.5, 7, 100, 90, 1000, 40, 30)
     await streams_once(stand, engines)
     seen = await values(stand)
     found = {name.removeprefix("headrace_replica_"): value for name, value in seen.items()}
@@ -108,6 +108,7 @@ async def test_an_engines_own_account_is_passed_on(stand: Stand, description: De
     assert (found["cache_used_ratio"], found["preemptions_total"]) == (0.5, 7)
     assert (found["prefix_queries_total"], found["prefix_hits_total"]) == (100, 90)
     assert found["engine_steps_total"] == 1000
+    assert (found["draft_tokens_total"], found["accepted_draft_tokens_total"]) == (40, 30)
     status = stand.telemetry.snapshot().models["chat"]
     assert status.engines == {"chat-0": [3, 2, 0.5]}
 
