@@ -159,7 +159,16 @@ class ResidentAdapters:
     @property
     def load(self) -> AdapterLoad:
         slots = self._slots
-        return AdapterLoad(slots.held, slots.loads, self._failures, slots.load_s, self._waiting)
+        failing = sorted({name for name, _ in self._failed_at if self._is_failing(name)})
+        return AdapterLoad(
+            slots.held, slots.loads, self._failures, slots.load_s, self._waiting, tuple(failing)
+        )
+
+    def _is_failing(self, name: str) -> bool:
+        """Whether its load failed just now, so that it is not tried."""
+        adapter = self._adapters.get(name)
+        failed_at = self._failed_at.get((name, adapter.source)) if adapter else None
+        return failed_at is not None and time.perf_counter() - failed_at < RETRY_S
 
     async def use(self, name: str) -> None:
         """Returns when a request for the adapter may run, which must call `done` when it has ended.
@@ -169,8 +178,7 @@ class ResidentAdapters:
             adapter = self._adapters.get(name)
             if adapter is None:
                 raise AdapterUnavailable(name)
-            failed_at = self._failed_at.get((name, adapter.source))
-            if failed_at is not None and time.perf_counter() - failed_at < RETRY_S:
+            if self._is_failing(name):
                 raise AdapterUnavailable(name)
             answer, first = self._wanted(name, adapter, first=first), False
             if answer.want is Want.RUN:

@@ -360,6 +360,7 @@ class AdapterLoad:
     failures: int = 0  # loads that failed
     load_s: float = 0.0  # mean seconds of a load lately; 0.0: there was none
     waiting: int = 0  # requests that wait for one, and are not at the engine
+    failing: tuple[str, ...] = ()  # names of those that could not be loaded, and are refused now
 
 
 @dataclass(frozen=True, slots=True)
