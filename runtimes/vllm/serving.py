@@ -142,12 +142,16 @@ class Serving:
     async def _use_adapter(self, model: str, counter: TokenCounter) -> None:
         """Waits for the adapter that the request names, if it does. Raises AdapterUnavailable."""
         name = model.removeprefix(f"{self._name}:")
-        if name != model and name in self.adapters:
-            await self.adapters.use(name)
-            counter.adapter = name
-            # What callers see; the engine gets another name.
-            shown = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
-            self._shown.setdefault(model, shown)
+        if name == model:
+            return
+        if name not in self.adapters:
+            self._shown.pop(model, None)  # it was taken out
+            return
+        await self.adapters.use(name)
+        counter.adapter = name
+        # What callers see; the engine gets another name.
+        shown = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
+        self._shown.setdefault(model, shown)
 
     def limits(self, precision: str) -> StreamLimits:
         config = self._engine.vllm_config
