@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -152,6 +153,8 @@ class ResidentAdapters:
         self._failed_at: dict[tuple[str, str], float] = {}  # by name and source
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        # Of their own: files may take minutes to come, and the loop's threads are everybody's.
+        self._threads = ThreadPoolExecutor(max(places, 1), thread_name_prefix="adapters")
 
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
@@ -214,6 +217,7 @@ class ResidentAdapters:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _bring(self, name: str, adapter: Adapter, victim: str) -> None:
         try:
@@ -221,7 +225,7 @@ class ResidentAdapters:
             for gone in {*stale, victim} - {""}:
                 await self._unload(gone)
             loop = asyncio.get_running_loop()
-            folder, digest = await loop.run_in_executor(None, adapter.files)
+            folder, digest = await loop.run_in_executor(self._threads, adapter.files)
             began = time.perf_counter()
             await self._load(name, folder, digest)
         except Exception as fault:
