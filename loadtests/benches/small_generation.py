@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from operator import methodcaller
 from typing import Any
 
 import httpx
+import yaml
 
 from loadtests.benches.generation import SIZES, THREADS, made, punctual
 from loadtests.benches.played import percentile
@@ -39,12 +42,16 @@ from loadtests.benches.runner import (
     spread,
 )
 from loadtests.benches.server import (
+    SETTINGS_DIR,
     Launch,
     RunningServer,
+    Settings,
     changed,
+    command_line,
     example,
     free_port,
     headrace,
+    homes,
     launched,
 )
 from loadtests.results.report_table import BenchVerdict, at_least, number, ratio
@@ -91,6 +98,8 @@ def started(side: str, size: str) -> AbstractContextManager[RunningServer]:
                 "models.llm.replicas.threads": THREADS,
             },
         )
+        if side == OPENVINO:
+            _stage(settings)
         return headrace(settings, name=f"{chosen['runtime']}-{size}")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -104,6 +113,15 @@ def started(side: str, size: str) -> AbstractContextManager[RunningServer]:
     name = side.replace(" ", "-").replace(",", "")
     environ = {"OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
     return launched(Launch(f"{name}-{size}", command, url, f"{url}/health", environ))
+
+
+def _stage(settings: Settings) -> None:
+    """Writes the model's graph, which may take longer than a server has to start."""
+    SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
+    file = SETTINGS_DIR / "staged.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    command = [*command_line(), "stage", str(file), "--convert"]
+    subprocess.run(command, env={**os.environ, **homes()}, check=True)
 
 
 @dataclass(slots=True)
