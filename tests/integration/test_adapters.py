@@ -28,12 +28,6 @@ def listed(server: Server) -> set[str]:
     return {each["id"] for each in http.get(f"{server.url}/v1/models").json()["data"]}
 
 
-def replicas(server: Server) -> list[int]:
-    """The processes of the model's replicas."""
-    lines = {process.pid: " ".join(process.cmdline()) for process in server.processes()}
-    return sorted(pid for pid, line in lines.items() if "ServeReplica:model-chat" in line)
-
-
 def test_adapters_are_added_and_taken_out_under_a_running_engine(
     serve: Any, tmp_path: Path
 ) -> None:
@@ -51,7 +45,7 @@ def test_adapters_are_added_and_taken_out_under_a_running_engine(
         }
     )
     server.start()
-    before = replicas(server)
+    before = server.replicas("chat")
     assert before
     status, plain = says(server, "chat")
     assert status == 200
@@ -74,7 +68,7 @@ def test_adapters_are_added_and_taken_out_under_a_running_engine(
     assert "chat:law" not in listed(server)
     page = http.get(f"{server.url}/metrics").text
     assert metric(page, "headrace_replica_adapter_loads_total", model="chat") == 2
-    assert replicas(server) == before
+    assert server.replicas("chat") == before
 
     wrong = server.headrace("adapter", "add", "chat", "no", str(tmp_path))
     assert wrong.returncode == 1
