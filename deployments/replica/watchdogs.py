@@ -85,8 +85,10 @@ async def watch_stalls(
         except Unhealthy:
             continue  # the core has called `on_death`
         waiting = 0 if load.adapters is None else load.adapters.waiting
+        # While an adapter is loaded the engine may make no step, for longer than any step takes.
+        unread_s = None if waiting else core.unread_s
         reason = detector.look(
-            load.steps, time.perf_counter(), busy=core.begun > waiting, unread_s=core.unread_s
+            load.steps, time.perf_counter(), busy=core.begun > waiting, unread_s=unread_s
         )
         if reason:
             on_stall(reason)

@@ -297,14 +297,15 @@ def _option_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str
         plain = name == "calibration" and not remote_source.is_url(named)
         wrong = None if plain else sources.check(named, here=here)
         if wrong is None and here and name != "calibration":
-            wrong = _unlike(name, named)
+            wrong = _unlike(name, named, trusted=bool(model.options.get("trust_files")))
         if wrong:
             complaints.append((("options", name), wrong))
     return complaints
 
 
-def _unlike(name: str, named: str) -> str | None:
-    """What is wrong with what is at a path, which is there unless it is remote."""
+def _unlike(name: str, named: str, *, trusted: bool) -> str | None:
+    """What is wrong with what is at a path, which is there unless it is remote. `trusted`: models'
+    folders may hold code."""
     from runtimes.vllm import inspection
 
     if remote_source.is_remote(named):
@@ -319,7 +320,7 @@ def _unlike(name: str, named: str) -> str | None:
     if name == model_paths.DRAFT:
         if not (path / "config.json").is_file():
             return f"{path} is no folder of a draft model: it has no config.json"
-        return _complaint(inspection.check, [str(path)])
+        return None if trusted else _complaint(inspection.check, [str(path)])
     return None
 
 

@@ -7,12 +7,13 @@ for it first. So a rare adapter takes the place of a rare one. A copy beyond an 
 the replicas has a third part, for the place that it takes from another one as long as it stays:
 popular adapters spread, the others do so only where their replica is much busier.
 
-This is the gateway's own account, set right by what replicas report. Work: O(places x replicas) a
-replica. Sources: LFU with ageing; S-LoRA (MLSys'24) for loading on demand.
+This is the gateway's own account, set right by what replicas report. Work: O(places) a replica.
+Sources: LFU with ageing; S-LoRA (MLSys'24) for loading on demand.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 _FIRST_LOAD_S = 0.1  # until a replica has reported what loads take
@@ -34,10 +35,11 @@ class AdapterAccount:
         self.places = places
         self.load_s = _FIRST_LOAD_S  # seconds of a load
         self._held: dict[str, dict[str, int]] = {}  # by replica: open leases of each adapter
+        self._copies: Counter[str] = Counter()  # replicas in `_held`, by adapter
         self._reported: dict[str, frozenset[str]] = {}  # by replica, those that it said last
         self._failing: dict[str, frozenset[str]] = {}  # by replica
         self._uses: dict[str, float] = {}
-        self._weight = 1.0
+        self._weight, self._total = 1.0, 0.0  # of the newest use, and of all
 
     def holders(self, adapter: str) -> list[str]:
         """Ids of the replicas that hold it, or are loading it."""
@@ -57,9 +59,9 @@ class AdapterAccount:
         if not adapter or adapter in held:
             return 0.0
         uses, load_s = self._uses, self.load_s
-        copies = len(self.holders(adapter))
+        copies = self._copies[adapter]
         if copies:
-            share = uses.get(adapter, 0.0) / max(sum(uses.values()), self._weight)
+            share = uses.get(adapter, 0.0) / max(self._total, self._weight)
             if copies >= _SPREAD * share * len(self._held):
                 load_s += _COPY_S
         if len(held) < self.places:
@@ -67,7 +69,7 @@ class AdapterAccount:
         idle = [each for each, leases in held.items() if not leases]
         if not idle:
             return load_s + self.load_s + request_s
-        lost = min((len(self.holders(each)) < 2) * uses.get(each, 0.0) for each in idle)
+        lost = min((self._copies[each] < 2) * uses.get(each, 0.0) for each in idle)
         again = lost / (lost + uses.get(adapter, 0.0) + self._weight)
         return load_s + again * self.load_s
 
@@ -77,10 +79,11 @@ class AdapterAccount:
             return
         self._weight *= _GROWTH
         self._uses[adapter] = self._uses.get(adapter, 0.0) + self._weight
+        self._total += self._weight
         if self._weight > _LARGEST:
             kept = {name: uses / self._weight for name, uses in self._uses.items()}
             self._uses = {name: uses for name, uses in kept.items() if uses > _FORGOTTEN}
-            self._weight = 1.0
+            self._weight, self._total = 1.0, sum(self._uses.values())
 
     def sent(self, replica_id: str, adapter: str) -> bool:
         """A lease for it is open at the replica. Whether the replica has to load it. Where the
@@ -90,8 +93,9 @@ class AdapterAccount:
         if loads and len(held) >= self.places:
             idle = [each for each, leases in held.items() if not leases]
             if idle:
-                del held[min(idle, key=lambda each: self._uses.get(each, 0.0))]
+                self._drop(held, min(idle, key=lambda each: self._uses.get(each, 0.0)))
         held[adapter] = held.get(adapter, 0) + 1
+        self._copies[adapter] += loads
         return loads
 
     def ended(self, replica_id: str, adapter: str) -> None:
@@ -101,7 +105,7 @@ class AdapterAccount:
         if held.get(adapter, 0) > 0:
             held[adapter] -= 1
             if not held[adapter] and adapter not in self._reported.get(replica_id, held):
-                del held[adapter]
+                self._drop(held, adapter)
 
     def told(
         self,
@@ -120,13 +124,20 @@ class AdapterAccount:
         for each in adapters:
             now.setdefault(each, 0)
         self._held[replica_id] = now
+        self._copies.update(now.keys())
+        self._copies.subtract(before.keys())
         if 0.0 < load_s < _LARGEST:
             self.load_s = load_s
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
-        for each in (self._held, self._reported, self._failing):
-            each.pop(replica_id, None)
+        self._copies.subtract(self._held.pop(replica_id, {}).keys())
+        self._reported.pop(replica_id, None)
+        self._failing.pop(replica_id, None)
+
+    def _drop(self, held: dict[str, int], adapter: str) -> None:
+        del held[adapter]
+        self._copies[adapter] -= 1
 
     def _fails(self, replica_id: str, adapter: str) -> bool:
         return adapter in self._failing.get(replica_id, ())

@@ -113,8 +113,11 @@ def _chat_prompt(messages: Any) -> str:
     return "".join(lines)
 
 
+_KINDS = {404: "NotFoundError", 503: "ServiceUnavailableError"}
+
+
 def error(fault: InvalidRequest) -> bytes:
-    kind = "NotFoundError" if fault.status == 404 else "BadRequestError"
+    kind = _KINDS.get(fault.status, "BadRequestError")
     body = {"message": str(fault), "type": kind, "param": fault.param, "code": fault.status}
     return _json({"error": body})
 

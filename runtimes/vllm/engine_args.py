@@ -171,16 +171,28 @@ def check(given: Mapping[str, Any]) -> None:
         kind = MAY_BE_SET[name]
         if type(value) not in _KINDS[kind]:
             raise ValueError(f"option 'engine_args.{name}' is {value!r}, it takes {kind}")
+        if isinstance(value, Mapping):
+            _check_written(name, value)
         if isinstance(value, list | tuple):
             for each in value:
                 if type(each) not in (int, str) or str(each).startswith("-"):
                     raise ValueError(
                         f"option 'engine_args.{name}' has {each!r}, it takes whole numbers or names"
                     )
-        if name == "hf_overrides" and "auto_map" in json.dumps(value, default=str):
+        if name == "hf_overrides" and "auto_map" in json.dumps(value):
             raise ValueError(
                 "option 'engine_args.hf_overrides' may not have auto_map: it names code"
             )
+
+
+def _check_written(name: str, value: Mapping[str, Any]) -> None:
+    """It is given to vLLM as JSON, which has no dates."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise ValueError(
+            f"option 'engine_args.{name}' cannot be written as JSON: {fault}"
+        ) from None
 
 
 def command_line(given: Mapping[str, Any]) -> list[str]:

@@ -121,6 +121,7 @@ def check_template(path: str) -> None:
 
 def _jinja() -> Any:
     """The environment that transformers reads templates in, with its own tag `generation`."""
+    from jinja2 import pass_context
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -131,9 +132,15 @@ def _jinja() -> Any:
             parser.stream.expect("name:generation")
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    @pass_context
+    def as_it_is(_: Any, value: Any) -> Any:
+        return value
+
+    # Nothing is worked out that is constant, such as a text a billion times: it is only compiled.
     return ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols],
+        optimized=False, finalize=as_it_is,
+    )  # fmt: skip
 
 
 def check_quantisation(folder: str, chosen: str | None) -> None:

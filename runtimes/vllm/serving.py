@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,6 @@ from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 from runtimes.vllm.special_tokens import SpecialTokens
 
 _NO_FOLDER = "none"  # of an adapter that is not loaded
-_UNAVAILABLE = 503  # status of HTTP
 
 
 async def start(
@@ -231,8 +231,11 @@ class Serving:
             message, param = refusals.sentence(fault)
             answer = create_error_response(message, param=param)
         except AdapterUnavailable as fault:
-            answer = create_error_response(str(fault), param="model")
-            return answer.model_dump_json().encode(), _UNAVAILABLE
+            unavailable = HTTPStatus.SERVICE_UNAVAILABLE
+            answer = create_error_response(
+                str(fault), "ServiceUnavailableError", unavailable, "model"
+            )
+            return answer.model_dump_json().encode(), unavailable.value
         except structured_outputs.Unsupported as fault:
             answer = create_error_response(str(fault), param=fault.field)
         except (EngineDeadError, EngineGenerateError) as fault:

@@ -123,9 +123,11 @@ class AdapterSuite:
         for _ in range(3):
             heard = await hear(adapted.runtime, completion(model=named(name)))
             assert heard.status == 503
-            assert error_of(heard.data)["message"] == (
+            said = error_of(heard.data)
+            assert said["message"] == (
                 f"the adapter {name!r} cannot be loaded now; the server's log says why"
             )
+            assert (said["code"], said["type"]) == (503, "ServiceUnavailableError")
         await other
         after = await adapted.load()
         assert after.failures == before.failures + 1, "it was tried again at once"

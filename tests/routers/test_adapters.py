@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from routers.estimates.adapters import AdapterAccount
@@ -99,6 +101,39 @@ def test_a_replica_that_is_gone_holds_nothing(account: AdapterAccount) -> None:
     account.forget("full")
     assert account.holders("a") == []
     account.ended("full", "a")  # of a lease that closes later
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_price_of_a_copy_is_that_of_those_that_are_held(seed: int) -> None:
+    """However the account came to know of them: an account that was told the same agrees."""
+    chance, names, ids = random.Random(seed), "abcdef", ("r", "s", "t")
+    account, asked, open_leases = AdapterAccount(2), list[str](), list[tuple[str, str]]()
+    for _ in range(300):
+        replica_id, name = chance.choice(ids), chance.choice(names)
+        match chance.randrange(5):
+            case 0 if open_leases:
+                account.ended(*open_leases.pop(chance.randrange(len(open_leases))))
+            case 1:
+                account.told(replica_id, chance.sample(names, 2), 0.5)
+            case 2 if chance.random() < 0.2:
+                account.forget(replica_id)
+                open_leases = [each for each in open_leases if each[0] != replica_id]
+            case _:
+                asked.append(name)
+                account.asked(name)
+                account.sent(replica_id, name)
+                open_leases.append((replica_id, name))
+    for each in open_leases:
+        account.ended(*each)
+    fresh = AdapterAccount(2)
+    for name in asked:
+        fresh.asked(name)
+    for replica_id in ids:
+        held = [name for name in names if replica_id in account.holders(name)]
+        fresh.told(replica_id, held, account.load_s)
+    fresh.load_s = account.load_s
+    prices = [(r, n, account.price_s(r, n, 1.0)) for r in ids for n in names]
+    assert prices == [(r, n, pytest.approx(fresh.price_s(r, n, 1.0))) for r in ids for n in names]
 
 
 def test_weights_stay_finite() -> None:

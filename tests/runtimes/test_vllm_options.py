@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,26 @@ def test_a_template_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
         "{{ m.content | tojson }}{{ strftime_now('%Y') }}{% endgeneration %}{% endfor %}"
     )
     inspection.check_template(str(file))
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ 'a' * 10000000 }}", "{% set x = 'a' * 10000000 %}", "{{ 'a' | center(10000000) }}"]
+)
+def test_looking_at_a_template_works_nothing_out(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("a")
+    inspection.check_template(str(file))  # what is imported is not counted
+    file.write_text(text)
+    tracemalloc.start()
+    inspection.check_template(str(file))
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < 5_000_000
+
+
+def test_a_mapping_of_arguments_can_be_written_as_json() -> None:
+    said = refusal(engine_args={"hf_overrides": {"made": datetime.date(2026, 1, 1)}})
+    assert said.startswith("option 'engine_args.hf_overrides' cannot be written as JSON")
 
 
 @pytest.mark.parametrize(

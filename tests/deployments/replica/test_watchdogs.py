@@ -14,7 +14,7 @@ from told_engine import Told
 
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.stream_messages import GenerateCall, encode_generate
-from deployments.replica import watchdogs
+from deployments.replica import device, watchdogs
 from deployments.replica.device import HangLimits
 from deployments.replica.stream_core import StreamCore
 from deployments.replica.watchdogs import MemoryLimit, StallDetector, watch_memory, watch_stalls
@@ -161,6 +161,37 @@ async def test_a_request_that_waits_for_its_adapter_is_no_stall() -> None:
     call = encode_generate(GenerateCall(endpoint="completions", body=b"b", budget_s=30.0))
     core.received(gateway, frame(Kind.BEGIN, 2, call))
     async with asyncio.timeout(1):
+        assert "made no step" in await stalled.get()
+    watch.cancel()
+    await core.close()
+
+
+async def test_while_an_adapter_is_loaded_only_the_fixed_limit_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The load may hold up the engine's steps for longer than any of them took."""
+    monkeypatch.setattr(device, "_FLOOR_S", 0.03)
+    engine, stalled = Told(), asyncio.Queue[str]()
+    core = StreamCore(engine, room=3, on_death=pytest.fail)
+    watch = asyncio.create_task(
+        watch_stalls(core, HangLimits(60.0, 1e-6), stalled.put_nowait, every_s=0.005)
+    )
+    gateway = await begun(core)
+    for _ in range(5):
+        engine.steps += 100
+        engine.give(b"a", b"x")
+        await asyncio.sleep(0.005)
+    engine.adapters = AdapterLoad(waiting=1)
+    priced = GenerateCall(
+        endpoint="completions", body=b"b", budget_s=30.0, charges=((0, "t", 1e-3),), input_s=1e-3
+    )
+    call = encode_generate(priced)
+    core.received(gateway, frame(Kind.BEGIN, 2, call))
+    await asyncio.sleep(0.2)
+    assert stalled.empty()
+    engine.adapters = AdapterLoad()
+    engine.give(b"b", b"x")
+    async with asyncio.timeout(5):
         assert "made no step" in await stalled.get()
     watch.cancel()
     await core.close()

@@ -275,6 +275,8 @@ def test_a_draft_models_folder_follows_the_rule_of_source(language_model: Path) 
     (language_model / "model" / "pytorch_model.bin").touch()
     found = complaints(llm(language_model, draft % "model"))
     assert any("options.speculative" in each and "is a pickle" in each for each in found)
+    trusted = draft.replace("options: {", "options: {trust_files: true, ")
+    assert complaints(llm(language_model, trusted % "model")) == []
 
 
 @pytest.mark.parametrize(
