@@ -46,8 +46,9 @@ class Part:
 
 
 class Network(Protocol):
-    """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of it makes the
-    first tokens those of another one. `step`: float32 [wanted parts, vocabulary]."""
+    """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of a new one
+    makes the first tokens those of another one, `cut(tokens)` leaves the first alone. `step`:
+    float32 [wanted parts, vocabulary]."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -148,7 +149,7 @@ class Engine:
 
     def __init__(self, model: Model, shape: Shape, thread: ThreadPoolExecutor) -> None:
         self._model = model
-        self._scheduler = Scheduler(shape, lambda to, source, n: to.begin_with(source, n))
+        self._scheduler = Scheduler(shape, self._cache)
         self._thread = thread
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()
@@ -173,6 +174,15 @@ class Engine:
             self._answers.discard(answer)
             for output in answer.outputs:
                 self._scheduler.remove(output.sequence)
+
+    def _cache(self, source: Any, tokens: int, moves: bool) -> Any:
+        if moves:
+            source.cut(tokens)
+            return source
+        made = self._model.network.cache()
+        if source is not None:
+            made.begin_with(source, tokens)
+        return made
 
     def load(self) -> EngineLoad:
         self._check()
@@ -225,7 +235,7 @@ class Engine:
                     skip_special=asked.skip_special,
                 )  # fmt: skip
                 sampler = Sampler(asked.sampling, index)
-                sequence = Tokens(None, ids, request.priority, salt, self._model.network.cache())
+                sequence = Tokens(None, ids, request.priority, salt)
                 output = _Output(len(answer.outputs), answer, text, sampler, sequence, most)
                 sequence.owner = output
                 answer.outputs.append(output)

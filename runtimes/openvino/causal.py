@@ -68,8 +68,13 @@ class Blocks:
 
     def begin_with(self, source: Blocks, tokens: int) -> None:
         """The first so many are those of another sequence. They are copied with the next step."""
-        self._drop()
         self.begins = source, tokens
+
+    def cut(self, tokens: int) -> None:
+        """Only the first so many matter. The blocks of the others are free."""
+        blocks = -(-tokens // _BLOCK)
+        _give_back(self._free, self.numbers[blocks:])
+        del self.numbers[blocks:]
 
     def extend(self, tokens: int) -> None:
         """To as many blocks as so many tokens take."""
@@ -77,10 +82,6 @@ class Blocks:
             if not self._free:
                 raise RunError("the cache has no block left")
             self.numbers.append(self._free.pop())
-
-    def _drop(self) -> None:
-        _give_back(self._free, self.numbers)
-        self.numbers.clear()
 
 
 def _give_back(free: list[int], numbers: list[int]) -> None:

@@ -38,8 +38,10 @@ class KeysValues:
 
     def begin_with(self, source: KeysValues, tokens: int) -> None:
         """The first so many are those of another sequence. They are copied with the next step."""
-        self._layers.clear()
         self._begins = source, tokens
+
+    def cut(self, tokens: int) -> None:
+        """Only the first so many matter. What is behind is written over."""
 
     def settle(self) -> None:
         if self._begins is None:
