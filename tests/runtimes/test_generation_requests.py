@@ -65,6 +65,8 @@ def test_true_is_not_one():
          "messages"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages"),
         ({"n": 129}, "n"), ({"temperature": float("nan")}, "temperature"), ({"top_k": -2}, "top_k"),
+        ({"repetition_penalty": 1e-4}, "repetition_penalty"),
+        ({"repetition_penalty": 1001}, "repetition_penalty"),
         ({"top_p": 0}, "top_p"), ({"seed": 2**63}, "seed"), ({"stop": ""}, "stop"),
         ({"stop": [""]}, "stop"), ({"stop": ["a"] * 65}, "stop"), ({"n": True}, "n"),
         ({"presence_penalty": 3}, "presence_penalty"), ({"logit_bias": {"1": 101}}, "logit_bias"),
