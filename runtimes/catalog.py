@@ -348,7 +348,9 @@ def check_files(path: Path, asked: FileRequirements) -> None:
         if asked.runtime == "vllm":
             inspection.check_quantisation(str(path), asked.options.get("quantization"))
         else:
-            language_model.check(path, asked.max_length, asked.runtime)
+            longest = language_model.check(path, asked.max_length, asked.runtime)
+            chosen = option_parser.parse(options_class(asked.runtime, GENERATE), asked.options)
+            chosen.shape(longest)
         check_streamed_weights(asked.runtime, path, asked.options)
         return
     source = inspect_without_digest(path)

@@ -25,7 +25,7 @@ from runtimes.generation import requests
 from runtimes.generation.answers import Answers, Counts, Piece
 from runtimes.generation.requests import Asked, Defaults
 from runtimes.generation.sampling import Drawn, Sampler
-from runtimes.generation.scheduler import Cache, Reads, Scheduler, Shape
+from runtimes.generation.scheduler import Reads, Scheduler, Shape
 from runtimes.generation.scheduler import Sequence as Tokens
 from runtimes.generation.texts import AnswerText, Prompts
 from runtimes.synthetic.stream import InvalidRequest, error
@@ -39,19 +39,20 @@ class Part:
     """What a step reads of one sequence: `ids` (int64) behind the first `at` tokens, which were
     read before. `wanted`: whether the numbers behind the last are."""
 
-    cache: Any  # of the network's own making
+    cache: Any  # of the network's making
     ids: Ids
     at: int
     wanted: bool = True
 
 
 class Network(Protocol):
-    """`cache`: for a sequence's keys and values; the scheduler speaks to it between two steps.
-    `step`: float32 [wanted parts, vocabulary]."""
+    """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of a new one
+    makes the first tokens those of another one, `cut(tokens)` leaves the first alone. `step`:
+    float32 [wanted parts, vocabulary]."""
 
     @property
     def vocabulary(self) -> int: ...
-    def cache(self) -> Cache: ...
+    def cache(self) -> Any: ...
     def step(self, parts: Sequence[Part]) -> torch.Tensor: ...
 
 
@@ -148,7 +149,7 @@ class Engine:
 
     def __init__(self, model: Model, shape: Shape, thread: ThreadPoolExecutor) -> None:
         self._model = model
-        self._scheduler = Scheduler(shape)
+        self._scheduler = Scheduler(shape, self._cache)
         self._thread = thread
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()
@@ -173,6 +174,15 @@ class Engine:
             self._answers.discard(answer)
             for output in answer.outputs:
                 self._scheduler.remove(output.sequence)
+
+    def _cache(self, source: Any, tokens: int, moves: bool) -> Any:
+        if moves:
+            source.cut(tokens)
+            return source
+        made = self._model.network.cache()
+        if source is not None:
+            made.begin_with(source, tokens)
+        return made
 
     def load(self) -> EngineLoad:
         self._check()
@@ -225,7 +235,7 @@ class Engine:
                     skip_special=asked.skip_special,
                 )  # fmt: skip
                 sampler = Sampler(asked.sampling, index)
-                sequence = Tokens(None, ids, request.priority, salt, self._model.network.cache())
+                sequence = Tokens(None, ids, request.priority, salt)
                 output = _Output(len(answer.outputs), answer, text, sampler, sequence, most)
                 sequence.owner = output
                 answer.outputs.append(output)

@@ -7,12 +7,16 @@ from typing import Any
 
 from runtimes import folder as model_folder
 from runtimes.errors import LoadError
-from runtimes.generation.requests import Defaults
+from runtimes.generation.requests import MAX_PENALTY, MIN_PENALTY, Defaults
 
 _HEADS = ("ForCausalLM", "LMHeadModel")
 _LAYERS = frozenset({"full_attention", "sliding_attention"})
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 _GENERATION = "generation_config.json"
+_BOUNDS = {
+    "temperature": (0, 1e4), "top_p": (1e-6, 1), "top_k": (-1, 2**31), "min_p": (0, 1),
+    "repetition_penalty": (MIN_PENALTY, MAX_PENALTY),
+}  # fmt: skip
 
 
 def check(folder: Path, longest: int | None, runtime: str) -> int:
@@ -47,6 +51,7 @@ def check(folder: Path, longest: int | None, runtime: str) -> int:
             f"{file}: its attention looks back {window} tokens, and runtime openvino looks at all; "
             f"set lengths.max to {window} or less, or use runtime torch"
         )
+    _positions(file, config, longest)
     for needed, why in (("*.safetensors", "weights"), ("tokenizer.json", "fast tokeniser")):
         if not any(folder.glob(needed)):
             raise LoadError(f"{folder} has no {needed}, the model's {why}; add the model's own")
@@ -60,6 +65,26 @@ def check(folder: Path, longest: int | None, runtime: str) -> int:
             f"{taken} or less"
         )
     return int(longest or taken or 0)
+
+
+def _positions(file: Path, config: dict[str, Any], longest: int | None) -> None:
+    """Raises `LoadError` where the angles of all positions depend on the longest sequence of a
+    step, so that an answer would depend on who is beside it."""
+    said = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(said, dict):
+        return
+    kind = said.get("rope_type", said.get("type"))
+    if kind not in ("dynamic", "longrope", "su"):
+        return
+    name = "original_max_position_embeddings"
+    own = said.get(name, config.get(name, config.get("max_position_embeddings")))
+    if type(own) is int and longest is not None and longest <= own:
+        return
+    how = f"set lengths.max to {own} or less, or use" if type(own) is int else "use"
+    raise LoadError(
+        f"{file}: its positions are stretched for prompts that are long ({kind}), for all in a "
+        f"step at once; {how} runtime vllm"
+    )
 
 
 def defaults(folder: Path) -> Defaults:
@@ -77,13 +102,16 @@ def _defaults(folder: Path, config: dict[str, Any]) -> Defaults:
     if any(type(end) is not int for end in listed):
         raise LoadError(f"{file}: eos_token_id is {ends!r}; it must be a token id, or some")
     given: dict[str, Any] = {"ends": frozenset(listed)}
-    names = {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 0, "repetition_penalty": 0}
-    for name, least in names.items():
+    for name, (least, most) in _BOUNDS.items():
         value = said.get(name)
         if value is None:
             continue
-        if type(value) not in (int, float) or value < least:
-            raise LoadError(f"{file}: {name} is {value!r}; it must be a number from {least} on")
+        kinds = (int,) if name == "top_k" else (int, float)
+        if type(value) not in kinds or not least <= value <= most:
+            words = "an integer" if name == "top_k" else "a number"
+            raise LoadError(
+                f"{file}: {name} is {value!r}; it must be {words} from {least:g} to {most:g}"
+            )
         given[name] = value
-    most = said.get("max_new_tokens")
-    return Defaults(**given, max_tokens=most if type(most) is int and most > 0 else None)
+    tokens = said.get("max_new_tokens")
+    return Defaults(**given, max_tokens=tokens if type(tokens) is int and tokens > 0 else None)

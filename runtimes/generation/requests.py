@@ -19,6 +19,7 @@ from runtimes.vllm.refusals import sentence
 
 MAX_LOGPROBS = 20  # alternatives of a token, as at OpenAI
 MAX_OUTPUTS = 2048  # of all prompts of a request together
+MIN_PENALTY, MAX_PENALTY = 1e-3, 1e3  # of repetition; beyond them float32 may overflow
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
 _GREEDY = 1e-5  # temperatures below it, as in vLLM
@@ -73,7 +74,7 @@ class _Common(_Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=MAX_PENALTY)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0

@@ -51,6 +51,16 @@ class GenerationOptions:
                 f"({self.max_sequences}): a step gives each sequence a token"
             )
 
+    def shape(self, context: int) -> Shape:
+        """For sequences of so many tokens. Raises `LoadError`."""
+        cache = self.cache_tokens or context * self.max_sequences
+        if context > cache:
+            raise LoadError(
+                f"lengths.max is {context}, the cache has room for {cache} tokens: raise option "
+                "'cache_tokens' or lower lengths.max"
+            )
+        return Shape(self.max_sequences, cache, self.step_tokens)
+
 
 class LanguageModelRuntime:
     """See `runtimes.types.StreamRuntime`."""
@@ -75,7 +85,7 @@ class LanguageModelRuntime:
         settings.progress("staging", 0.0)
         inspection.check([str(folder)])
         longest = files.check(folder, settings.max_length, settings.runtime)
-        shape = self._shape(longest)
+        shape = self._options.shape(longest)
         thread = ThreadPoolExecutor(1, thread_name_prefix="generation")
         loop = asyncio.get_running_loop()
         try:
@@ -96,16 +106,6 @@ class LanguageModelRuntime:
         )
         settings.progress("staging", 1.0)
 
-    def _shape(self, context: int) -> Shape:
-        chosen = self._options
-        cache = chosen.cache_tokens or context * chosen.max_sequences
-        if context > cache:
-            raise LoadError(
-                f"lengths.max is {context}, the cache has room for {cache} tokens: raise option "
-                "'cache_tokens' or lower lengths.max"
-            )
-        return Shape(chosen.max_sequences, cache, chosen.step_tokens)
-
     def _opened(self, folder: Path, shape: Shape, context: int) -> Model:
         settings, template = self._settings, self._options.chat_template
         needed = f"runtime {settings.runtime} generates with torch and transformers"
@@ -119,7 +119,9 @@ class LanguageModelRuntime:
             folder, None if template is None else Path(template),
             split_special_tokens=self._options.split_special_tokens,
         )  # fmt: skip
-        network = self._network(folder, shape, settings.threads or host.allowed_cpus())
+        threads = settings.threads or host.allowed_cpus()
+        importlib.import_module("torch").set_num_threads(threads)  # of this thread; draws tokens
+        network = self._network(folder, shape, threads)
         model: Model = engine.Model(
             settings.name, network, prompts, files.defaults(folder), context
         )

@@ -7,17 +7,17 @@ fewer than `max_sequences` and the cache has room for its prompt. If the cache r
 urgent sequence that came last gives up its place and is read again later (preemption).
 
 What has ended stays in the cache until its room is needed. A prompt that begins alike, in whole
-blocks and with the same salt, is read on from there. Pure, but for what it tells a sequence's
-`Cache`. Source: Orca (OSDI'22) for steps; Sarathi-Serve (OSDI'24) for prompts in parts.
+blocks and with the same salt, is read on from there. Pure: whoever calls it owns what `cache`
+holds. Source: Orca (OSDI'22) for steps; Sarathi-Serve (OSDI'24) for prompts in parts.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,24 +26,16 @@ MAX_KEPT = 64  # ended sequences; each prompt is compared with all of them
 Ids = np.ndarray[Any, Any]
 
 
-class Cache(Protocol):
-    """What holds one sequence's keys and values. `begin_with`: the first tokens are those of
-    another one; whatever else it held is of no use. `clear`: it holds nothing any more."""
-
-    def begin_with(self, source: Any, tokens: int) -> None: ...
-    def clear(self) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One output that the engine generates. Unit: tokens. `prompt`: int64, the same array for all
-    outputs of one prompt. Only the scheduler writes the fields below `cache`."""
+    outputs of one prompt. Only the scheduler writes the fields below `salt`."""
 
     owner: Any  # whoever added it; opaque here
     prompt: Ids
     priority: int  # 0 is the most urgent
     salt: str
-    cache: Cache
+    cache: Any = None  # what holds its keys and values, while it runs; opaque here
     read: int = 0  # in the cache
     cached: int | None = None  # of the prompt, found in the cache when it first joined
     output: list[int] = field(default_factory=list)
@@ -108,19 +100,25 @@ class Counts:
 class _Kept:
     """What an ended sequence leaves in the cache."""
 
+    salt: str
     ids: Ids
-    cache: Cache
+    cache: Any
 
 
 class Scheduler:
-    """`plan` and `read` alternate; `add` and `remove` may come between them."""
+    """`plan` and `read` alternate; `add` and `remove` may come between them. `begin(source, tokens,
+    moves)` makes a sequence's cache, whose first tokens are those of `source` (None: it is empty).
+    `moves`: nobody else needs the source, which may be turned into the new one. Nothing else refers
+    to a cache once its sequence has ended and is forgotten, so all that are held never have more
+    places than `cache_tokens`, but for what a step is reading of those that end meanwhile."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, begin: Callable[[Any, int, bool], Any]) -> None:
         self.shape = shape
         self.counts = Counts()
+        self._begin = begin
         self._waiting: list[tuple[int, int, Sequence]] = []
         self._running: list[Sequence] = []  # in the order of urgency, then of arrival
-        self._kept: OrderedDict[int, tuple[str, _Kept]] = OrderedDict()  # used least recently first
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # used least recently first
         self._kept_tokens = 0
         self._arrivals = 0
 
@@ -152,7 +150,8 @@ class Scheduler:
         if sequence.running:
             self._running.remove(sequence)
             sequence.running = False
-            self._keep(sequence)
+            self._keep(sequence, sequence.read, sequence.cache)
+            sequence.cache = None
         else:
             found = [entry for entry in self._waiting if entry[2] is not sequence]
             if len(found) < len(self._waiting):
@@ -187,31 +186,38 @@ class Scheduler:
         """The step is done. Those who got a token have it in `output` once their owner put it
         there."""
         for part in parts:
-            if part.sequence.running:
-                part.sequence.read = part.start + part.count
+            sequence, end = part.sequence, part.start + part.count
+            if sequence.running:
+                sequence.read = end
+            elif sequence.arrival in self._kept:  # it left while it was read
+                self._keep(sequence, end, self._dropped(sequence.arrival).cache)
 
     # ---- who joins and who leaves ---------------------------------------------------------------
 
     def _joining(self, left: int) -> Iterator[Reads]:
+        copied: set[int] = set()  # kept ones that have to stay for this step
         while self._waiting and left > 0 and len(self._running) < self.shape.max_sequences:
             sequence = self._waiting[0][2]
             alike = [each for each in self._running if each.prompt is sequence.prompt]
             if alike and all(each.read < len(each.prompt) for each in alike):
                 return  # its prompt is being read for another output
-            if sequence.length > self._room:
+            rest = self._room - sequence.length - sum(len(self._kept[key].ids) for key in copied)
+            if rest < 0:
                 return
             heapq.heappop(self._waiting)
-            self._join(sequence)
+            found, source, key = self._beginning(sequence)
+            moves = False
+            if key is not None and key not in copied:
+                moves = len(self._kept[key].ids) > rest
+                self._dropped(key) if moves else copied.add(key)
+            self._join(sequence, found, self._begin(source, found, moves))
             part = _part(sequence, min(sequence.unread, left))
             left -= part.count
             yield part
 
-    def _join(self, sequence: Sequence) -> None:
+    def _join(self, sequence: Sequence, found: int, cache: Any) -> None:
         sequence.running = True
-        found, source = self._beginning(sequence)
-        sequence.read = found
-        if found:
-            sequence.cache.begin_with(source, found)
+        sequence.read, sequence.cache = found, cache
         if sequence.cached is None:
             sequence.cached = min(found, len(sequence.prompt))
             self.counts.prefix_queries += len(sequence.prompt)
@@ -223,8 +229,7 @@ class Scheduler:
         while len(self._running) > 1 and self._room < 0:
             last = self._running.pop()
             last.running = False
-            last.read = 0
-            last.cache.clear()
+            last.read, last.cache = 0, None
             self.counts.preemptions += 1
             self._wait(last)
 
@@ -233,13 +238,13 @@ class Scheduler:
 
     # ---- beginnings that are known --------------------------------------------------------------
 
-    def _beginning(self, sequence: Sequence) -> tuple[int, Any]:
+    def _beginning(self, sequence: Sequence) -> tuple[int, Any, int | None]:
         """How many of its tokens are in the cache for another one, in whole blocks and without the
-        last, which is always read; and where."""
+        last, which is always read; where; and as which of those that have ended."""
         wanted = sequence.tokens(0, sequence.length - 1)
         best, source, used = 0, None, None
-        for key, (salt, kept) in self._kept.items():
-            if salt == sequence.salt:
+        for key, kept in self._kept.items():
+            if kept.salt == sequence.salt:
                 same = _common(wanted, kept.ids)
                 if same > best:
                     best, source, used = same, kept.cache, key
@@ -250,21 +255,25 @@ class Scheduler:
                     best, source, used = same, other.cache, None
         if used is not None:
             self._kept.move_to_end(used)
-        return best, source
+        return best, source, used
 
-    def _keep(self, sequence: Sequence) -> None:
-        if sequence.read < BLOCK_TOKENS:
+    def _keep(self, sequence: Sequence, read: int, cache: Any) -> None:
+        if read < BLOCK_TOKENS:
             return
-        ids = sequence.tokens(0, sequence.read)
-        self._kept[sequence.arrival] = sequence.salt, _Kept(ids, sequence.cache)
+        ids = sequence.tokens(0, read)
+        self._kept[sequence.arrival] = _Kept(sequence.salt, ids, cache)
         self._kept_tokens += len(ids)
         self._forget()
+
+    def _dropped(self, key: int) -> _Kept:
+        kept = self._kept.pop(key)
+        self._kept_tokens -= len(kept.ids)
+        return kept
 
     def _forget(self) -> None:
         """Ended sequences whose room is needed."""
         while self._kept and (self._kept_tokens > self._room or len(self._kept) > MAX_KEPT):
-            _, (_, kept) = self._kept.popitem(last=False)
-            self._kept_tokens -= len(kept.ids)
+            self._dropped(next(iter(self._kept)))
 
 
 def _part(sequence: Sequence, count: int) -> Reads:

@@ -68,14 +68,14 @@ class Blocks:
         weakref.finalize(self, _give_back, free, self.numbers)
 
     def begin_with(self, source: Blocks, tokens: int) -> None:
-        """They are copied with the next step."""
-        self.clear()
+        """The first so many are those of another sequence. They are copied with the next step."""
         self.begins = source, tokens
 
-    def clear(self) -> None:
-        _give_back(self._free, self.numbers)
-        self.numbers.clear()
-        self.begins = None
+    def cut(self, tokens: int) -> None:
+        """Only the first so many matter. The blocks of the others are free."""
+        blocks = -(-tokens // _BLOCK)
+        _give_back(self._free, self.numbers[blocks:])
+        del self.numbers[blocks:]
 
     def extend(self, tokens: int) -> None:
         """To as many blocks as so many tokens take."""

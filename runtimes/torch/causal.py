@@ -37,13 +37,11 @@ class KeysValues:
         self._begins: tuple[KeysValues, int] | None = None
 
     def begin_with(self, source: KeysValues, tokens: int) -> None:
-        """They are copied with the next step."""
-        self.clear()
+        """The first so many are those of another sequence. They are copied with the next step."""
         self._begins = source, tokens
 
-    def clear(self) -> None:
-        self._layers.clear()
-        self._begins = None
+    def cut(self, tokens: int) -> None:
+        """Only the first so many matter. What is behind is written over."""
 
     def settle(self) -> None:
         if self._begins is None:

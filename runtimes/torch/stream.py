@@ -36,7 +36,6 @@ class TorchStreamRuntime(LanguageModelRuntime):
 
     def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
         torch = importlib.import_module("torch")
-        torch.set_num_threads(threads)
         kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         opened = importlib.import_module("runtimes.torch.causal").opened
         network: Network = opened(folder, kinds[self._settings.precision])

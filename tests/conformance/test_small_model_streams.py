@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from stream_cases import SEQUENCES, StreamCase, settings
+from stream_cases import CONTEXT, SEQUENCES, StreamCase, settings
 from stream_model_suite import ModelSuite
 
 from examples import make_llm
 from runtimes import catalog
-from runtimes.types import StreamRuntime
+from runtimes.types import StreamRequest, StreamRuntime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,3 +41,32 @@ async def runtime(
 
 class TestSmallModels(ModelSuite):
     pass
+
+
+@pytest.mark.parametrize("name", ["torch", "openvino"])
+async def test_what_goes_on_in_a_full_cache_has_the_tokens_of_a_new_one(
+    name: str, model: Path, cache: Path
+) -> None:
+    """Both do not fit, so the second takes over what the first has left."""
+    if (missing := catalog.available(name, "generate")) is not None:
+        pytest.skip(missing)
+    case = StreamCase(name, {"max_sequences": 1, "cache_tokens": CONTEXT})
+    runtime = catalog.create_stream(settings(case, model, cache, threads=1))
+    await runtime.load()
+
+    async def asked(prompt: list[int], salt: str) -> dict[str, Any]:
+        said = {"prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True, "cache_salt": salt}  # fmt: skip
+        request = StreamRequest(salt, "completions", json.dumps(said).encode())
+        *_, last = [chunk async for chunk in runtime.run(request)]
+        page: dict[str, Any] = json.loads(last.data)
+        return page
+
+    prompt = [10 + number % 200 for number in range(CONTEXT - 100)]
+    for said in (prompt, prompt[:100], [*prompt[:80], *range(10, 90)]):
+        await asked(prompt, "a")
+        found, new = await asked(said, "a"), await asked(said, "b")
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 80
+        assert new["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert found["choices"][0]["token_ids"] == new["choices"][0]["token_ids"]
+    await runtime.close()

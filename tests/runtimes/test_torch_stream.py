@@ -4,6 +4,7 @@ that are refused."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -19,7 +20,9 @@ from examples import make_llm
 from runtimes import catalog
 from runtimes.catalog import FileRequirements
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.generation.engine import Part
+from runtimes.generation.engine import Network, Part
+from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
+from runtimes.generation.scheduler import Shape
 from runtimes.torch import causal
 from runtimes.types import RuntimeSettings, StreamRequest, StreamRuntime
 
@@ -29,6 +32,7 @@ SIZES = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
 }  # fmt: skip
+ORIGINAL = {"original_max_position_embeddings": 100}
 BLOOM = {"vocab_size": 300, "hidden_size": 64, "n_layer": 2, "n_head": 4}
 GPT2 = {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 
@@ -160,11 +164,22 @@ async def test_a_network_that_fails_fails_what_it_was_asked_alone(
 
 
 @on_one_loop
-async def test_one_for_whom_nothing_can_be_drawn_fails_alone(runtime: StreamRuntime) -> None:
+async def test_one_for_whom_nothing_can_be_drawn_fails_alone(
+    runtime: StreamRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = causal.CausalModel.step
+
+    def fails(self: causal.CausalModel, parts: list[Part]) -> torch.Tensor:
+        wanted = [part for part in parts if part.wanted]
+        return step(self, parts) * torch.tensor(
+            [[torch.nan if 13 in part.ids else 1.0] for part in wanted]
+        )
+
+    monkeypatch.setattr(causal.CausalModel, "step", fails)
     good = asyncio.create_task(ids(runtime, [5], max_tokens=200))
     await until_running(runtime)
     with pytest.raises(RunError, match="drawn"):
-        await ids(runtime, [5, 6], temperature=1, repetition_penalty=1e-45)
+        await ids(runtime, [5, 13], temperature=1)
     assert len(await good) == 200
 
 
@@ -254,7 +269,8 @@ def saved(path: Path, name: str, sizes: dict[str, int]) -> torch.nn.Module:
         ({"auto_map": {"AutoModel": "a.B"}}, "auto_map"),
         ("tokenizer.json", "fast tokeniser"),
         ("model.safetensors", "weights"),
-        ("generation_config.json", "eos_token_id"),
+        ({"rope_parameters": {"rope_type": "longrope", **ORIGINAL}}, "lengths.max to 100"),
+        ({"rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 511}, "lengths.max"),
         ("code.py", "is code"),
     ],
 )  # fmt: skip
@@ -264,9 +280,7 @@ def test_check_refuses_a_folder_before_a_replica_starts(
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     check(tmp_path)
-    if change == "generation_config.json":
-        (tmp_path / change).write_text('{"eos_token_id": "end"}')
-    elif change == "code.py":
+    if change == "code.py":
         (tmp_path / change).write_text("")
     elif isinstance(change, str):
         (tmp_path / change).unlink()
@@ -277,8 +291,63 @@ def test_check_refuses_a_folder_before_a_replica_starts(
         check(tmp_path)
 
 
-def check(path: Path) -> None:
-    catalog.check_files(path, FileRequirements("torch", "generate", {}, "fp32", 512))
+def check(path: Path, most: int = 512, **options: object) -> None:
+    catalog.check_files(path, FileRequirements("torch", "generate", options, "fp32", most))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eos_token_id", "end"), ("top_k", 50.0), ("top_p", 0), ("top_p", 1.5), ("min_p", 1.5),
+        ("repetition_penalty", 0), ("temperature", float("inf")), ("temperature", -1),
+    ],
+)  # fmt: skip
+def test_check_refuses_defaults_with_which_nothing_can_be_drawn(
+    folder: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(LoadError, match=name):
+        check(tmp_path)
+
+
+def test_positions_that_are_stretched_pass_where_no_prompt_is_so_long(
+    folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    stretched = {"rope_parameters": {"rope_type": "longrope", **ORIGINAL}}
+    (tmp_path / "config.json").write_text(json.dumps(config | stretched))
+    check(tmp_path, 100)
+    with pytest.raises(LoadError, match=r"lengths\.max to 100"):
+        check(tmp_path, 101)
+
+
+def test_check_refuses_a_cache_that_cannot_hold_one_answer(folder: Path) -> None:
+    check(folder, cache_tokens=512)
+    with pytest.raises(LoadError, match="cache_tokens"):
+        check(folder, cache_tokens=511)
+
+
+@on_one_loop
+async def test_tokens_are_drawn_with_as_many_threads_as_are_given(folder: Path) -> None:
+    found = []
+
+    class Threads(LanguageModelRuntime):
+        def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
+            found.append(torch.get_num_threads())
+            raise LoadError("enough")
+
+    given = dataclasses.replace(settings(folder), threads=3)
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(LoadError, match="enough"):
+            await Threads(given, GenerationOptions()).load()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [3]
 
 
 @on_one_loop

@@ -300,6 +300,12 @@ def test_a_replica_has_the_gpus_that_its_options_divide_the_model_over(
     assert found == [] if not said else re.search(said, "\n".join(found)), found
 
 
+def test_a_runtime_that_generates_on_processors_takes_no_gpu(language_model: Path) -> None:
+    for runtime in ("torch", "openvino"):
+        found = complaints(llm(language_model, f"runtime: {runtime}, replicas: {{num_gpus: 1}}"))
+        assert any("generates on processors" in each for each in found)
+
+
 def test_a_template_and_quantised_weights_are_looked_at(language_model: Path) -> None:
     (language_model / "chat.jinja").write_text("{% if %}")
     (only,) = complaints(written(language_model, "chat.jinja", "a: lora"))
