@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from api_suite import ApiSuite
 from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
 from stream_suite import StreamSuite, settled
 from tokenizers import Tokenizer
@@ -67,7 +68,7 @@ async def runtime(model: Path, cache: Path, environment: None) -> AsyncIterator[
     await runtime.close()
 
 
-class TestVLLM(StreamSuite):
+class TestVLLM(StreamSuite, ApiSuite):
     pass
 
 

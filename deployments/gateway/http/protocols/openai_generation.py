@@ -1,5 +1,7 @@
 """OpenAI's `/v1/completions` and `/v1/chat/completions`: what a gateway has to know of a request.
 
+`GenerationCall`, and what is done with one, is the same for the other ways to generate.
+
 Only what routing, measuring and streaming need is read: the model, whether to stream, how many
 sequences of how many tokens, and the prompt. Everything else (tools, structured output, sampling,
 logprobs, stops) is the engine's: it gets the caller's own bytes, and its answer or refusal comes
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -21,8 +23,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from deployments.contract.errors import BadRequest, HeadraceError
-from deployments.gateway.http.protocols import error_shapes, json_body
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import json_body
 from deployments.gateway.http.protocols.tensors import (
     External,
     ExternalInput,
@@ -40,13 +42,19 @@ MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
 # hands on everybody's tokens, and takes half as much, as compact JSON.
 MAX_FORM_BYTES = 64 << 10
 _COMPLETION_TOKENS = 16  # what OpenAI's completions give where nothing is said
-_MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
-_BYTES_PER_TOKEN = 4
-_MEDIA_TOKENS = 1024  # of an image, a sound or a film: what models make of a megapixel
+MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
+BYTES_PER_TOKEN = 4
+MEDIA_TOKENS = 1024  # of an image, a sound or a film: what models make of a megapixel
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal[
+    "chat", "completions", "messages", "responses", "count_tokens", "tokenize", "detokenize"
+]
+_COUNTS: frozenset[Endpoint] = frozenset({"count_tokens", "tokenize", "detokenize"})
+_PARAMS: Mapping[Endpoint, str] = {
+    "completions": "prompt", "responses": "input", "tokenize": "prompt", "detokenize": "tokens",
+}  # fmt: skip
 _Many = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
-_Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
 
@@ -54,13 +62,13 @@ _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
 _Prompts = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
 _TokenLists = Annotated[list[_Tokens], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
 _PROMPT = documented(**any_of(str, _Prompts, _Tokens, _TokenLists))
-_MODEL = msgspec.Meta(min_length=1, description="A model, or `model:adapter`.")
-_USER = documented("A session, where x-session-id names none.")
+MODEL = msgspec.Meta(min_length=1, description="A model, or `model:adapter`.")
+USER = documented("A session, where x-session-id names none.")
 _CUT = msgspec.Meta(
     ge=-1, le=2**31 - 1, description="The engine cuts prompts to so many; -1: to what fits."
 )
-_FORM = documented("A form that the answer must have.", type=["object", "null"])
-_TOOLS = documented("Left to the engine.", type=["array", "null"], items={"type": "object"})
+FORM = documented("A form that the answer must have.", type=["object", "null"])
+TOOLS = documented("Left to the engine.", type=["array", "null"], items={"type": "object"})
 
 
 class ContentPart(msgspec.Struct, gc=False):
@@ -76,18 +84,18 @@ class Message(msgspec.Struct, gc=False):
     role: Annotated[str, _ROLE]
     name: Annotated[str, _NAME] | None = None
     content: str | list[ContentPart] | None = None
-    tool_calls: Annotated[msgspec.Raw, _TOOLS] = msgspec.field(default_factory=msgspec.Raw)
+    tool_calls: Annotated[msgspec.Raw, TOOLS] = msgspec.field(default_factory=msgspec.Raw)
 
 
 class _Generation(msgspec.Struct, gc=False):
-    model: Annotated[str, _MODEL]
+    model: Annotated[str, MODEL]
     stream: bool | None = None
     n: _Many | None = None
-    max_tokens: _Size | None = None
-    user: Annotated[str | None, _USER] = None
+    max_tokens: Size | None = None
+    user: Annotated[str | None, USER] = None
     truncate_prompt_tokens: Annotated[int, _CUT] | None = None
-    response_format: Annotated[msgspec.Raw, _FORM] = msgspec.field(default_factory=msgspec.Raw)
-    structured_outputs: Annotated[msgspec.Raw, _FORM] = msgspec.field(default_factory=msgspec.Raw)
+    response_format: Annotated[msgspec.Raw, FORM] = msgspec.field(default_factory=msgspec.Raw)
+    structured_outputs: Annotated[msgspec.Raw, FORM] = msgspec.field(default_factory=msgspec.Raw)
 
 
 class CompletionRequest(_Generation, gc=False):
@@ -97,8 +105,8 @@ class CompletionRequest(_Generation, gc=False):
 
 class ChatRequest(_Generation, gc=False):
     messages: Annotated[list[Message], documented(minItems=1)] = msgspec.field(default_factory=list)
-    max_completion_tokens: _Size | None = None
-    tools: Annotated[msgspec.Raw, _TOOLS] = msgspec.field(default_factory=msgspec.Raw)
+    max_completion_tokens: Size | None = None
+    tools: Annotated[msgspec.Raw, TOOLS] = msgspec.field(default_factory=msgspec.Raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,8 @@ class GenerationCall:
     `truncate_tokens`: the engine is to cut each prompt to so many. `logprobs`: how many the answer
     has of each output token; `prompt_logprobs`: of each of the prompt's, for each sequence.
     `external`: images, sounds and films that parts name by URL; `media`: the `data:` URLs of those
-    that are here, by URL."""
+    that are here, by URL. `defaults`: fields that the engine is sent because the request has
+    none."""
 
     endpoint: Endpoint
     model: str
@@ -128,10 +137,22 @@ class GenerationCall:
     prompt_logprobs: int = 0
     external: External = ()
     media: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str | int] = field(default_factory=dict)
 
     @property
     def param(self) -> str:
-        return "messages" if self.endpoint == "chat" else "prompt"
+        """What holds the prompt."""
+        return _PARAMS.get(self.endpoint, "messages")
+
+    @property
+    def most(self) -> str:
+        """What bounds the output."""
+        return "max_output_tokens" if self.endpoint == "responses" else "max_tokens"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine runs its model, or only makes tokens of texts or texts of tokens."""
+        return self.endpoint not in _COUNTS
 
 
 _completions = msgspec.json.Decoder(CompletionRequest)
@@ -170,13 +191,24 @@ _MEDIA = frozenset(
      "audio_embeds", "video_url", "video_embeds", "prompt_embeds", "file"}
 )  # fmt: skip
 _FETCHED = frozenset({"image_url", "audio_url", "video_url"})
+_WITH_URLS = _FETCHED | {"source"}  # Anthropic's
+_FILES = frozenset({"source", "file_id", "file_url", "file_data"})
+_LISTS = frozenset({"content", "output"})  # of parts
+NO_FILES = "file_id names a file that was sent before, and nothing is kept here; send its content."
+_MAX_NESTED = 3  # messages, their parts, and parts of a tool's result
 
 
 class _Media(msgspec.Struct):
     url: str | None = None
 
 
+class _Source(msgspec.Struct):
+    type: str = ""
+    file_id: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
 _media = msgspec.json.Decoder(str | _Media | None)
+_sources = msgspec.json.Decoder(_Source | None)
 _objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
@@ -185,7 +217,7 @@ def decode_completion(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
     request = json_body.read(_completions, body)
     _check_forms(request)
-    if not _given(request.prompt):
+    if not is_given(request.prompt):
         raise BadRequest("prompt is missing.", param="prompt")
     try:
         texts, tokens = _prompts(request.prompt)
@@ -197,10 +229,10 @@ def decode_completion(body: bytes) -> GenerationCall:
     model, _, adapter = request.model.partition(":")
     given = json_body.read(_fields, body)
     wanted = given.get("logprobs")
-    logprobs = 0 if wanted is None or not _given(wanted) else 1 + _listed(given, wanted)
+    logprobs = 0 if wanted is None or not is_given(wanted) else 1 + _listed(given, wanted)
     return GenerationCall(
         "completions", model, body, bool(request.stream), texts, tokens,
-        each * len(texts or tokens or ()), most, request.user or "", _unread_tokens(given),
+        each * len(texts or tokens or ()), most, request.user or "", unread_tokens(given),
         _truncated(request), adapter, logprobs, _prompt_logprobs(given, logprobs),
     )  # fmt: skip
 
@@ -211,12 +243,12 @@ def decode_chat(body: bytes) -> GenerationCall:
     _check_forms(request)
     if not request.messages:
         raise BadRequest("messages must hold at least one message.", param="messages")
-    _check_messages(request.messages)
+    check_messages(request.messages)
     most = request.max_completion_tokens
-    extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
+    extra = MESSAGE_TOKENS * (len(request.messages) + 1)
     given = json_body.read(_fields, body)
-    beside, external, media = _beside_texts(given["messages"])
-    extra += _unread_tokens(given) + beside
+    beside, external, media = beside_texts(given["messages"])
+    extra += unread_tokens(given) + beside
     logprobs = 0
     if _is_true(given.get("logprobs")):
         logprobs = 1 + _listed(given, given.get("top_logprobs"))
@@ -228,30 +260,47 @@ def decode_chat(body: bytes) -> GenerationCall:
     )  # fmt: skip
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
     parts = sum(len(each.content) for each in messages if isinstance(each.content, list))
-    if len(messages) + parts > MAX_MESSAGES:
+    check_count("messages", len(messages), parts)
+
+
+def check_count(param: str, messages: int, parts: int) -> None:
+    """Raises BadRequest."""
+    if messages + parts > MAX_MESSAGES:
         raise BadRequest(
-            f"messages has {len(messages)} messages, with {parts} parts; it may have "
+            f"{param} has {messages} messages, with {parts} parts; it may have "
             f"{MAX_MESSAGES} of both together.",
-            param="messages",
+            param=param,
         )
 
 
 def _check_forms(request: _Generation) -> None:
     for name in ("response_format", "structured_outputs"):
-        size = len(memoryview(getattr(request, name)))
-        if size > MAX_FORM_BYTES:
-            raise BadRequest(f"{name} has {size} bytes; it may have {MAX_FORM_BYTES}.", param=name)
+        check_form(name, getattr(request, name))
 
 
-def _unread_tokens(given: Mapping[str, msgspec.Raw]) -> int:
+def check_form(name: str, form: msgspec.Raw) -> None:
+    """Raises BadRequest."""
+    size = len(memoryview(form))
+    if size > MAX_FORM_BYTES:
+        raise BadRequest(f"{name} has {size} bytes; it may have {MAX_FORM_BYTES}.", param=name)
+
+
+def check_taken(given: Mapping[str, msgspec.Raw], refused: Mapping[str, str]) -> None:
+    """Raises BadRequest for a field that is refused; null is as none. `refused`: why, by name."""
+    for name, why in refused.items():
+        if name in given and is_given(given[name]):
+            raise BadRequest(f"{name} is not taken: {why}.", param=name)
+
+
+def unread_tokens(given: Mapping[str, msgspec.Raw], known: frozenset[str] = _NOT_IN_PROMPT) -> int:
     """Of fields that may come into the prompt, although nothing is known of them here."""
-    names = given.keys() - _NOT_IN_PROMPT
-    return sum(len(given[name]) for name in names if _given(given[name])) // _BYTES_PER_TOKEN
+    names = given.keys() - known
+    return sum(len(given[name]) for name in names if is_given(given[name])) // BYTES_PER_TOKEN
 
 
-def _beside_texts(messages: msgspec.Raw) -> tuple[int, External, dict[str, str]]:
+def beside_texts(messages: msgspec.Raw) -> tuple[int, External, dict[str, str]]:
     """Tokens of what messages hold besides the texts that `_conversation` reads, about: media, and
     what a template may use (a name, earlier reasoning, a message's own tools). And the media that
     are to be fetched, with where they will be put."""
@@ -264,13 +313,67 @@ def _beside_texts(messages: msgspec.Raw) -> tuple[int, External, dict[str, str]]
         for index, part in enumerate((message, *parts), -1):
             named = part.keys() - _COUNTED_APART
             media += not named.isdisjoint(_MEDIA)
-            size += sum(len(part[name]) for name in named - _MEDIA if _given(part[name]))
+            size += sum(len(part[name]) for name in named - _MEDIA if is_given(part[name]))
             for name in named & _FETCHED:
                 url = _url_of(part[name])
                 if url and index >= 0:
                     label = f"messages[{at}].content[{index}].{name}"
-                    external.append(ExternalInput(label, url, partial(_keep, found, url)))
-    return size // _BYTES_PER_TOKEN + media * _MEDIA_TOKENS, external, found
+                    external.append(to_fetch(label, url, found))
+    return size // BYTES_PER_TOKEN + media * MEDIA_TOKENS, external, found
+
+
+def objects(
+    raw: msgspec.Raw, label: str, depth: int = _MAX_NESTED
+) -> Iterator[tuple[str, dict[str, msgspec.Raw]]]:
+    """Messages or items, their parts, and the parts of those, each with where it is."""
+    if not depth or not json_body.is_array(raw):
+        return
+    every: list[dict[str, msgspec.Raw]] = json_body.read(_objects, bytes(raw))
+    for at, each in enumerate(every):
+        yield f"{label}[{at}]", each
+        for name in _LISTS & each.keys():
+            yield from objects(each[name], f"{label}[{at}].{name}", depth - 1)
+
+
+class Beside:
+    """What messages or items hold besides the texts that are read, as `beside_texts` says of
+    chats. `apart`: what is counted elsewhere."""
+
+    def __init__(self, apart: frozenset[str]) -> None:
+        self._apart = apart
+        self._size = self._media = self._top = self._parts = 0
+        self.external: list[ExternalInput] = []
+        self.media: dict[str, str] = {}
+
+    def take(self, raw: msgspec.Raw, label: str) -> None:
+        """Raises BadRequest for a file that a server would have to keep, and for too many parts."""
+        for place, each in objects(raw, label):
+            is_top = place.count("[") == 1
+            self._top, self._parts = self._top + is_top, self._parts + (not is_top)
+            named = each.keys() - self._apart
+            media = named & (_MEDIA | _FILES)
+            self._media += bool(media)
+            self._size += sum(len(each[n]) for n in named - media if is_given(each[n]))
+            for name in media:
+                source = _source(each[name]) if name == "source" else _Source()
+                if is_given(source.file_id) or (name == "file_id" and is_given(each[name])):
+                    raise BadRequest(f"{place}: {NO_FILES}", param=label)
+                url = _url_of(each[name]) if name in _FETCHED or source.type == "url" else ""
+                if url:
+                    self.external.append(to_fetch(f"{place}.{name}", url, self.media))
+        check_count(label, self._top, self._parts)
+
+    @property
+    def tokens(self) -> int:
+        """About."""
+        return self._size // BYTES_PER_TOKEN + self._media * MEDIA_TOKENS
+
+
+def _source(raw: msgspec.Raw) -> _Source:
+    try:
+        return _sources.decode(raw) or _Source()
+    except json_body.DECODE_ERRORS:
+        return _Source()  # the engine says what is wrong with it
 
 
 def _parts_of(message: Mapping[str, msgspec.Raw]) -> list[dict[str, msgspec.Raw]]:
@@ -291,6 +394,11 @@ def _url_of(raw: msgspec.Raw) -> str:
     return url if url and url[:5].lower() != "data:" else ""
 
 
+def to_fetch(label: str, url: str, found: dict[str, str]) -> ExternalInput:
+    """What is behind this URL; it is put into `found`."""
+    return ExternalInput(label, url, partial(_keep, found, url))
+
+
 def _keep(found: dict[str, str], url: str, fetched: Fetched) -> None:
     found[url] = f"data:{fetched.media_type};base64,{b64encode(fetched.content).decode()}"
 
@@ -299,36 +407,41 @@ def with_media(call: GenerationCall) -> GenerationCall:
     """The same request with what was fetched in place of its URLs, so that the engine fetches
     nothing; all other parts stay byte for byte."""
     given = json_body.read(_fields, call.body)
-    messages = json_body.read(_objects, bytes(given["messages"]))
-    for message in messages:
-        parts = _parts_of(message)
-        changed = False
-        for part in parts:
-            for name in part.keys() & _FETCHED:
-                here = call.media.get(_url_of(part[name]))
-                if here is not None:
-                    part[name] = _replaced(part[name], here)
-                    changed = True
-        if changed:
-            message["content"] = msgspec.Raw(msgspec.json.encode(parts))
-    given["messages"] = msgspec.Raw(msgspec.json.encode(messages))
+    name = call.param if call.param in given else "messages"
+    given[name] = _filled(given[name], call.media, _MAX_NESTED)
     return replace(call, body=msgspec.json.encode(given), external=())
 
 
-def _replaced(raw: msgspec.Raw, url: str) -> msgspec.Raw:
+def _filled(raw: msgspec.Raw, media: Mapping[str, str], depth: int) -> msgspec.Raw:
+    """A list of messages, items or parts with its media in place; the same bytes without any."""
+    if not depth or not json_body.is_array(raw):
+        return raw
+    every, changed = json_body.read(_objects, bytes(raw)), False
+    for each in every:
+        found = {name: _replaced(each[name], media) for name in each.keys() & _WITH_URLS}
+        found |= {name: _filled(each[name], media, depth - 1) for name in each.keys() & _LISTS}
+        changed |= any(here is not each[name] for name, here in found.items())
+        each |= found
+    return msgspec.Raw(msgspec.json.encode(every)) if changed else raw
+
+
+def _replaced(raw: msgspec.Raw, media: Mapping[str, str]) -> msgspec.Raw:
+    here = media.get(_url_of(raw))
+    if here is None:
+        return raw
     if not bytes(memoryview(raw)[:64]).lstrip().startswith(b"{"):
-        return msgspec.Raw(msgspec.json.encode(url))
+        return msgspec.Raw(msgspec.json.encode(here))
     fields = _fields.decode(raw)
-    fields["url"] = msgspec.Raw(msgspec.json.encode(url))
+    fields["url"] = msgspec.Raw(msgspec.json.encode(here))
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
     """Whether the engine may take it for true: it also takes 1, 1.0, "on" and "yes"."""
-    return raw is not None and _given(raw) and bytes(raw) not in (b"false", b"0")
+    return raw is not None and is_given(raw) and bytes(raw) not in (b"false", b"0")
 
 
-def _count(raw: msgspec.Raw | None) -> int:
+def count_of(raw: msgspec.Raw | None) -> int:
     """A number that the engine judges: of one that it will refuse, 0. It also takes 20.0 and
     "20"."""
     written = b"" if raw is None else bytes(raw).strip(b'"')
@@ -342,14 +455,14 @@ def _count(raw: msgspec.Raw | None) -> int:
 def _listed(given: Mapping[str, msgspec.Raw], wanted: msgspec.Raw | None) -> int:
     """Log-probabilities of a token besides its own: the likeliest so many, or of tokens by name."""
     named = given.get("logprob_token_ids")
-    return max(_count(wanted), 0 if named is None else bytes(named).count(b",") + 1)
+    return max(count_of(wanted), 0 if named is None else bytes(named).count(b",") + 1)
 
 
 def _prompt_logprobs(given: Mapping[str, msgspec.Raw], logprobs: int) -> int:
     """With `echo` a prompt has as many as the output."""
     wanted = given.get("prompt_logprobs")
-    if wanted is not None and _given(wanted):
-        return 1 + _count(wanted)
+    if wanted is not None and is_given(wanted):
+        return 1 + count_of(wanted)
     return logprobs if _is_true(given.get("echo")) else 0
 
 
@@ -382,23 +495,23 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
 
 def _conversation(request: ChatRequest) -> str:
     """What a template makes a prompt of: tools come first in all that are in use, then messages."""
-    parts = [_text_of(request.tools)] if _given(request.tools) else []
+    parts = [text_of(request.tools)] if is_given(request.tools) else []
     for message in request.messages:
         content = message.content
         if isinstance(content, str):
             parts.append(content)
         elif content is not None:
             parts += [part.text for part in content if part.text]
-        if _given(message.tool_calls):
-            parts.append(_text_of(message.tool_calls))
+        if is_given(message.tool_calls):
+            parts.append(text_of(message.tool_calls))
     return "\n".join(parts)
 
 
-def _given(raw: msgspec.Raw) -> bool:
+def is_given(raw: msgspec.Raw) -> bool:
     return bytes(raw) not in (b"", b"null")
 
 
-def _text_of(raw: msgspec.Raw) -> str:
+def text_of(raw: msgspec.Raw) -> str:
     """For measuring alone: whether it is valid is the engine's question."""
     return bytes(raw).decode(errors="replace")
 
@@ -423,8 +536,3 @@ def fingerprint(call: GenerationCall, version: str) -> bytes:
     for name in sorted(given.keys() - _NO_WORK):
         digest.update(given[name])
     return digest.digest()
-
-
-def error_event(error: HeadraceError) -> bytes:
-    """How an answer ends that has begun to stream and cannot go on."""
-    return b"data: " + error_shapes.openai_error(error).body + b"\n\n"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.errors import BadRequest, ReplicaLost
+from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 
@@ -240,13 +240,6 @@ def test_fields_are_set_and_all_others_stay_as_they_were() -> None:
     assert b'[{"role":"user","content":"\\u00e9"}]' in sent
     assert b'"x":1.50' in sent
     assert (json.loads(sent)["model"], json.loads(sent)["max_tokens"]) == ("n", 5)
-
-
-def test_an_error_event_holds_openais_error() -> None:
-    event = openai_generation.error_event(ReplicaLost("gone"))
-    assert event.startswith(b"data: ")
-    assert event.endswith(b"\n\n")
-    assert json.loads(event[6:])["error"]["code"] == "replica_lost"
 
 
 # ---- fingerprints -------------------------------------------------------------------------------
