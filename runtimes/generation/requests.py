@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from runtimes.synthetic.stream import InvalidRequest
+from runtimes.synthetic.answers import InvalidRequest
 from runtimes.vllm.refusals import sentence
 
 MAX_LOGPROBS = 20  # alternatives of a token, as at OpenAI
@@ -109,6 +109,12 @@ class _Chat(_Common):
     reasoning_effort: str | None = None
 
 
+_KINDS: Mapping[str, type[_Chat] | type[_Completion]] = {
+    "chat": _Chat,
+    "completions": _Completion,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What a model's `generation_config.json` says of requests that do not say it themselves.
@@ -171,13 +177,18 @@ class Asked:
 
 def read(endpoint: str, body: bytes, model: str, defaults: Defaults) -> Asked:
     """Raises `InvalidRequest`. `model`: the only name that is served."""
+    kind = _KINDS.get(endpoint)
+    if kind is None:
+        raise InvalidRequest(
+            f"this model's runtime does not answer {endpoint}; send a chat to /v1/chat/completions "
+            "or a prompt to /v1/completions", "model",
+        )  # fmt: skip
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequest("the body must be a JSON object")
-    kind = _Chat if endpoint == "chat" else _Completion
     fields = {name: value for name, value in given.items() if _matters(name, value)}
     unknown = sorted(fields.keys() - kind.model_fields.keys())
     if unknown:
