@@ -202,18 +202,20 @@ _REGIONS = {"/v2/systemsharedmemory/region/": "region", "/v2/cudasharedmemory/re
 _REGION_ACTIONS = {"status": ("GET", "HEAD"), "register": ("POST",), "unregister": ("POST",)}
 
 
-# Of Triton's HTTP extensions that change the server: who sets what they set.
-_TRITONS = (
+# Of Triton's HTTP extensions that change the server: who sets what they set; of others, why not.
+_NOT_SERVED = (
     (re.compile(r"/v2/(models/[^/]+/)?trace/setting"), "spans are set up by gateway.tracing"),
     (re.compile(r"/v2/logging"), "logs are set up by gateway.log"),
     (re.compile(r"/v2/repository/models/[^/]+/(un)?load"),
      "models come and go by `headrace apply`"),
+    (re.compile(r"/v1/(responses|conversations|files)/.+"), "nothing is kept here"),
+    (re.compile(r"/v1/messages/batches(/.+)?"), "send each message by itself"),
 )  # fmt: skip
 
 
 def not_served(path: str) -> str:
     """What else to say of a path that has no route; "" for nothing."""
-    return next((why for form, why in _TRITONS if form.fullmatch(path)), "")
+    return next((why for form, why in _NOT_SERVED if form.fullmatch(path)), "")
 
 
 _LONGEST_KEPT = 256

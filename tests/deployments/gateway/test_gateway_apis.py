@@ -396,6 +396,16 @@ async def test_an_unknown_path_and_method_have_anthropics_shape(stand: Stand) ->
         assert page["request_id"] == dict(answer.headers)[b"request-id"].decode()
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/v1/responses/resp_1", b"nothing is kept here"), ("/v1/files/f", b"nothing is kept here"),
+     ("/v1/messages/batches", b"send each message"), ("/v1/responsesx", b"lists the API")],
+)  # fmt: skip
+async def test_what_others_keep_is_told_to_be_nowhere(stand: Stand, path: str, said: bytes) -> None:
+    answer = await ask(stand.app, "GET", path)
+    assert (answer.status, said in answer.body) == (404, True)
+
+
 def test_each_error_has_a_type_that_anthropics_sdk_knows() -> None:
     kinds = {
         "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
