@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from runtimes.vllm.runtime import VLLMOptions, arguments  # noqa: E402
 from tests.hostile.fuzz_generation import CONTEXT, OPTIONS, standing  # noqa: E402
 
 _STARTS_S = 600.0
+_ENDS_S = 20.0
 _BETWEEN_S = 0.5
 Fields = dict[str, Any]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -323,13 +325,19 @@ def own_server(folder: Path) -> Iterator[str]:
     place = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given, *place]
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        server = subprocess.Popen(
+            command, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         _until_up(f"http://127.0.0.1:{port}", server, folder / "log")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(30)
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(_ENDS_S)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)  # and its engine, which is another process
+        server.wait()
 
 
 def _until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
