@@ -317,8 +317,10 @@ class StreamRequest:
     """One request to generate."""
 
     request_id: str  # unique among the running requests
-    endpoint: str  # "chat" or "completions"
-    body: bytes  # the caller's JSON in OpenAI's form, unchanged
+    # "chat", "completions" or "responses" (OpenAI's), "messages" (Anthropic's), all of which
+    # generate; "count_tokens" (Anthropic's), "tokenize" or "detokenize" (vLLM's), which do not.
+    endpoint: str
+    body: bytes  # the caller's JSON in the form of the endpoint, unchanged
     priority: int = 0  # 0 is the most urgent
     salt: str = ""  # only requests of the same salt share cached prompts, whatever the body says
 
@@ -387,8 +389,9 @@ class StreamRuntime(Protocol):
 
     It differs from `Runtime` in `run`: that yields each piece of the answer at once; closing the
     iterator aborts the request and frees its tokens. A fault of the request is a chunk with an HTTP
-    status and OpenAI's error. `run` raises `RunError` if the engine fails this request. `run` and
-    `health` raise `Unhealthy` if the engine has died, with all requests that ran there.
+    status and OpenAI's error, at every endpoint. `run` raises `RunError` if the engine fails this
+    request. `run` and `health` raise `Unhealthy` if the engine has died, with all requests that ran
+    there.
     """
 
     async def load(self) -> None: ...

@@ -32,7 +32,7 @@ class HeadraceError(Exception):
 
     `retry_after_s` > 0 becomes a `Retry-After` header in whole seconds. `param` names the part of
     the request that is wrong. `reason` names the exact cause, for metrics and logs, where one code
-    has several causes.
+    has several causes. `request_id`: of the request that it ends; set by who answers that.
     """
 
     status = 500
@@ -52,6 +52,7 @@ class HeadraceError(Exception):
         self.retry_after_s = retry_after_s
         self.param = param
         self.reason = reason or self.code
+        self.request_id = ""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         if self.retry_after_s <= 0:

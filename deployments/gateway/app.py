@@ -31,7 +31,14 @@ from deployments.gateway.http.codecs import (
 from deployments.gateway.http.cors import METHOD, NO_CORS, cross_origin, is_preflight
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
-from deployments.gateway.http.protocols import error_shapes, openai_generation, rerank
+from deployments.gateway.http.protocols import (
+    anthropic_messages,
+    error_shapes,
+    openai_generation,
+    openai_responses,
+    rerank,
+    tokenizing,
+)
 from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.request_head import HeadChecks, Route
 from deployments.gateway.inputs.external import ExternalStage
@@ -61,6 +68,11 @@ _CODECS: dict[str, Codec | GenerationCodec] = {
     "score": PairsCodec("score", rerank.decode_score),
     "completions": GenerationCodec("completions", openai_generation.decode_completion),
     "chat": GenerationCodec("chat", openai_generation.decode_chat),
+    "messages": GenerationCodec("messages", anthropic_messages.decode),
+    "count_tokens": GenerationCodec("count_tokens", anthropic_messages.decode_count),
+    "responses": GenerationCodec("responses", openai_responses.decode),
+    "tokenize": GenerationCodec("tokenize", tokenizing.decode),
+    "detokenize": GenerationCodec("detokenize", tokenizing.decode_tokens),
 }
 _ARROW_CODECS: dict[str, Codec] = {
     "infer": ArrowInferCodec(),

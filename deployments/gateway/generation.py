@@ -21,7 +21,7 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.body import bound_of
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
-from deployments.gateway.http.protocols import openai_generation
+from deployments.gateway.http.protocols import error_shapes, openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.prompts import Ids, prompt_of, pseudo_ids, too_many
@@ -64,10 +64,11 @@ async def generate(
     terms = streams.terms
     context.version = description.version
     selection.check_same_meaning(texts=call.texts is not None, named=False)
-    if call.adapter:
+    if call.adapter or not call.generates:
         selection.require_requested()
-        if description.generating is None or call.adapter not in description.generating.adapters:
-            raise services.models.missing(f"{call.model}:{call.adapter}")
+    known = () if description.generating is None else description.generating.adapters
+    if call.adapter and call.adapter not in known:
+        raise services.models.missing(f"{call.model}:{call.adapter}")
     _check_size(call, description)
     # Lengths: measured off the event loop, tenants in turn. A prompt that cannot fit into the
     # model's context is refused.
@@ -136,7 +137,10 @@ async def _ids(
     tokenizer: TextTokenizer | None,
     description: ModelDescription,
 ) -> Sequence[Ids]:
-    """The token ids of each prompt, as far as the gateway can tell. Raises BadRequest."""
+    """The token ids of each prompt, as far as the gateway can tell; none of one that is only
+    counted. Raises BadRequest."""
+    if not call.generates:
+        return ()
     if call.texts is None:
         return call.tokens or ()
     # The engine keeps the end of a prompt that it is asked to cut, so the tokens of the prompt's
@@ -162,13 +166,13 @@ def _as_sent(
 ) -> GenerationCall:
     """The call as it is sent to the engine: the caller's own bytes, but for what the engine could
     not know. That is the model's own name, where the caller said an alias or a fallback answers,
-    and how many tokens it may write where the caller does not say."""
-    changes: dict[str, str | int] = {}
+    and how many tokens it may write and what else counts where the caller does not say."""
+    changes: dict[str, str | int] = dict(call.defaults)
     name = f"{description.name}:{call.adapter}" if call.adapter else description.name
     if call.model != description.name:
         changes["model"] = name
-    if call.max_tokens is None and description.scheduling.max_output_tokens:
-        changes["max_tokens"] = description.scheduling.max_output_tokens
+    if call.max_tokens is None and call.generates and description.scheduling.max_output_tokens:
+        changes[call.most] = description.scheduling.max_output_tokens
     return openai_generation.with_fields(call, changes) if changes else call
 
 
@@ -287,6 +291,8 @@ async def _send_whole(
     context.service_s, context.response_bytes = pending.service_s, len(body)
     if pending.status != _OK:
         context.refused_by_engine(pending.status)
+        request_id = context.exchange.request_id.decode("latin-1")
+        body = error_shapes.of_engine(pending.prompt.endpoint, pending.status, body, request_id)
     answer, room = Encoded(body), services.limits.room
     await context.exchange.reply(pending.status, answer, context.headers(None), room)
 
@@ -299,9 +305,10 @@ async def _send_stream(
     meter: _TokenMeter,
 ) -> None:
     """Send an answer piece by piece. An error ends it with an event, and is raised."""
-    data = first
+    data = last = first
     try:
         while data:
+            last = data
             context.response_bytes += len(data)
             await _send(exchange, data)
             meter.count()
@@ -310,7 +317,8 @@ async def _send_stream(
     except (errors.CallerLeft, errors.ReaderTooSlow):
         raise  # nobody would read an event
     except errors.HeadraceError as error:
-        await _send(exchange, openai_generation.error_event(error))
+        error.request_id = exchange.request_id.decode("latin-1")
+        await _send(exchange, error_shapes.event(pending.prompt.endpoint, error, last))
         await _in_time(exchange.end_stream())
         raise
     await _in_time(exchange.end_stream())

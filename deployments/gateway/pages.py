@@ -31,7 +31,7 @@ from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.request_head import Route
 from deployments.gateway.models.catalogue import Catalogue, unknown_model
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import KnownTenants, PageReader, Tenants
+from deployments.gateway.tenancy.tenants import KnownTenants, PageReader, Tenants, key_header
 from deployments.process import audit
 from deployments.process.audit import AuditLine
 from deployments.process.key_list import RevokedKey
@@ -68,11 +68,11 @@ Page = tuple[int, Encoded]
 def reader_of(tenants: Tenants, exchange: Exchange, endpoint: str) -> PageReader:
     """Raises Unauthorized and Forbidden."""
     if endpoint in ADMIN:
-        return tenants.operator(exchange.headers.get(b"authorization"))
+        return tenants.operator(key_header(exchange.headers))
     if not tenants.need_keys:
         return PageReader()
     try:
-        reader = tenants.reader(exchange.headers.get(b"authorization"))
+        reader = tenants.reader(key_header(exchange.headers))
     except errors.Unauthorized:
         if endpoint in PUBLIC:
             return NOBODY

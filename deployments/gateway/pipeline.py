@@ -85,7 +85,8 @@ class Pipeline:
         except errors.HeadraceError as error:
             context.failed(error)
             if not isinstance(error, errors.CallerLeft) and not exchange.replied:
-                await exchange.refuse(error, codec.error, context.headers(error))
+                said = context.headers(error)
+                context.status = await exchange.refuse(error, codec.error, said)
         except asyncio.CancelledError:
             context.failed(errors.CallerLeft("the client disconnected"))
             raise

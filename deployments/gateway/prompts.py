@@ -27,7 +27,6 @@ _SEQUENCES, _ROUNDS = 128, 4  # of one request: OpenAI's `n`, or so many times w
 # on. A log-probability has 50 to 100 bytes, and takes an engine's layer 7 us.
 MAX_ANSWER_BYTES, MAX_LOGPROBS = 16 << 20, 65_536
 _ANSWER_BYTES_PER_TOKEN = 8
-_PARTS = {"chat": "messages", "completions": "prompt"}
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
@@ -41,6 +40,9 @@ def prompt_of(
     """`ids`: the tokens of each of the call's prompts. `fingerprint`: of the call. Raises
     ContextTooLong, and BadRequest for more than one replica holds at once."""
     assert d.generating is not None
+    salt = "" if d.generating.shared_prefixes else tenant
+    if not call.generates:  # nothing of it comes into the cache
+        return Prompt(call.endpoint, call.body, 1, Generation(0), False, 0, salt, fingerprint)
     context = d.generating.context_tokens
     lengths = [_length(call, len(each), context) for each in ids]
     longest = max(lengths)
@@ -52,7 +54,6 @@ def prompt_of(
     left = max(context - longest - call.extra_tokens, 1)
     each = min(_max_output(call, d) or left, left)
     _check_answer(call, sum(lengths), each)
-    salt = "" if d.generating.shared_prefixes else tenant
     blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d, salt)
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
     room = max(d.generating.cache_tokens - tokens, 1)
@@ -75,8 +76,8 @@ def too_many(call: GenerationCall, refusal: TooManyTokens, d: ModelDescription) 
     assert d.generating is not None
     return ContextTooLong(
         f"This model's maximum context length is {d.generating.context_tokens} tokens. However, "
-        f"your {_PARTS[call.endpoint]} resulted in {refusal.count} tokens. Please reduce the "
-        f"length of the {_PARTS[call.endpoint]}.",
+        f"your {call.param} resulted in {refusal.count} tokens. Please reduce the "
+        f"length of the {call.param}.",
         param=call.param,
     )
 
@@ -111,7 +112,9 @@ def _check_answer(call: GenerationCall, prompts: int, each: int) -> None:
     all come with its first."""
     count = max(len(call.texts or call.tokens or ()), 1)
     logprobs = prompts * call.prompt_logprobs * call.sequences // count
-    tokens = min(call.interval, each) * call.sequences if call.streams else each * call.sequences
+    # A response's last events have all of it once more.
+    in_pieces = call.streams and call.endpoint != "responses"
+    tokens = min(call.interval, each) * call.sequences if in_pieces else each * call.sequences
     logprobs += tokens * call.logprobs
     if logprobs <= MAX_LOGPROBS and tokens * _ANSWER_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES:
         return
@@ -119,13 +122,13 @@ def _check_answer(call: GenerationCall, prompts: int, each: int) -> None:
     if logprobs > MAX_LOGPROBS:
         raise BadRequest(
             f"the answer may have {logprobs} log-probabilities ({asked}); {MAX_LOGPROBS} may come "
-            "in one piece. Set max_tokens, ask for fewer, or stream the answer.",
+            f"in one piece. Set {call.most}, ask for fewer, or stream the answer.",
             param="prompt_logprobs" if call.prompt_logprobs else "logprobs",
         )
     raise BadRequest(
         f"the answer may have {tokens} tokens ({asked}); "
-        f"{MAX_ANSWER_BYTES // _ANSWER_BYTES_PER_TOKEN} may come in one piece. Set max_tokens, ask "
-        "for fewer sequences, or stream the answer.",
+        f"{MAX_ANSWER_BYTES // _ANSWER_BYTES_PER_TOKEN} may come in one piece. Set {call.most}, "
+        "ask for fewer sequences, or stream the answer.",
         param="n",
     )
 
@@ -156,7 +159,7 @@ def _chunks(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def _too_long(call: GenerationCall, tokens: int, context: int) -> ContextTooLong:
-    part = _PARTS[call.endpoint]
+    part = call.param
     more = call.max_tokens or 0
     return ContextTooLong(
         f"This model's maximum context length is {context} tokens. However, you requested "

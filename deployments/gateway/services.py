@@ -41,7 +41,7 @@ from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
 from deployments.gateway.tenancy.rates import QuotaKey, Rates, SharedBound
-from deployments.gateway.tenancy.tenants import Caller, KnownTenants
+from deployments.gateway.tenancy.tenants import Caller, KnownTenants, key_header
 from deployments.gateway.tracing import TraceContext
 from deployments.preprocess.images import Array, Encoded, prepared, row_bytes
 from deployments.preprocess.pairs import IdArray
@@ -351,8 +351,9 @@ class GatewayServices:
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""
-        caller = self._tenants.current.identify(
-            exchange.headers.get(b"authorization"),
+        tenants = self._tenants.current
+        caller = tenants.identify(
+            key_header(exchange.headers) if tenants.need_keys else None,
             exchange.headers.get(b"x-tenant"),
             exchange.headers.get(b"x-priority"),
         )

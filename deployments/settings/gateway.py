@@ -51,8 +51,8 @@ _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
 # First parts of the paths that are served without a prefix, too (gateway/http/request_head.py).
 OWN_PATHS = frozenset(
-    ("-", "admin", "classify", "docs", "embed_sparse", "healthz", "metrics", "openapi.json",
-     "pooling", "readyz", "rerank", "v1", "v2")
+    ("-", "admin", "classify", "detokenize", "docs", "embed_sparse", "healthz", "metrics",
+     "openapi.json", "pooling", "readyz", "rerank", "tokenize", "v1", "v2")
 )  # fmt: skip
 _MAX_PREFIX_PARTS = 16
 _GRPC_SERVICES = ("inference.GRPCInferenceService", "grpc.health.", "grpc.reflection.")

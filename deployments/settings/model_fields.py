@@ -178,7 +178,8 @@ class ModelFields(Section):
         "(`/embed_sparse` for sparse vectors, `/pooling` alone for those of tokens), "
         "`classify` `POST /v1/models/{name}:classify` and, of texts, `/v1/classify`, `/classify` "
         "and `/pooling`, `rerank` `POST /v1/rerank`, `/v2/rerank`, `/rerank` "
-        "and `/v1/score`, `generate` `POST /v1/chat/completions` and `/v1/completions`.",
+        "and `/v1/score`, `generate` `POST /v1/chat/completions`, `/v1/completions`, "
+        "`/v1/messages`, `/v1/responses`, `/tokenize` and `/detokenize`.",
     )
     version: Annotated[str, StringConstraints(pattern=rf"^{NAME}$")] | None = Field(
         default=None,

@@ -68,7 +68,7 @@ NO_TOKENS = Tokens()
 class Generation:
     """What a request that generates may take. Its one row's length is its prompt, in tokens."""
 
-    max_tokens: int  # most output tokens, of all its sequences together
+    max_tokens: int  # most output tokens, of all its sequences together; 0: it has none
     sequences: int = 1
     # Chained hashes of the prompt's whole blocks of tokens, in order: two prompts have in common as
     # many leading blocks as their hashes have equal leading elements.

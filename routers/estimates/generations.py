@@ -103,7 +103,7 @@ class Generations:
 
     def plan(self, request: Request, generation: Generation) -> GenerationPlan:
         """The plan of a new request."""
-        prompt, most = request.lengths[0], max(1, generation.max_tokens)
+        prompt, most = request.lengths[0], max(0, generation.max_tokens)
         sequences = max(1, generation.sequences)
         tenant, quantile = request.tenant, self.settings.reserve_quantile
         each, predict = most / sequences, self.lengths.predict

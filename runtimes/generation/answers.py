@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from runtimes.generation.requests import Asked
 from runtimes.generation.sampling import Drawn
-from runtimes.synthetic.stream import DONE
+from runtimes.synthetic.answers import DONE
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from runtimes.generation.sampling import Drawn, Sampler
 from runtimes.generation.scheduler import Reads, Scheduler, Shape
 from runtimes.generation.scheduler import Sequence as Tokens
 from runtimes.generation.texts import AnswerText, Prompts
-from runtimes.synthetic.stream import InvalidRequest, error
+from runtimes.synthetic.answers import InvalidRequest, error
 from runtimes.types import Chunk, EngineLoad, StreamRequest
 
 Ids = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-from runtimes.synthetic.stream import InvalidRequest
+from runtimes.synthetic.answers import InvalidRequest
 from runtimes.vllm.refusals import sentence
 
 MAX_LOGPROBS = 20  # alternatives of a token, as at OpenAI
@@ -110,6 +110,12 @@ class Chat(_Common):
     reasoning_effort: str | None = None
 
 
+_KINDS: Mapping[str, type[Chat] | type[Completion]] = {
+    "chat": Chat,
+    "completions": Completion,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What a model's `generation_config.json` says of requests that do not say it themselves.
@@ -172,13 +178,18 @@ class Asked:
 
 def read(endpoint: str, body: bytes, model: str, defaults: Defaults) -> Asked:
     """Raises `InvalidRequest`. `model`: the only name that is served."""
+    kind = _KINDS.get(endpoint)
+    if kind is None:
+        raise InvalidRequest(
+            f"this model's runtime does not answer {endpoint}; send a chat to /v1/chat/completions "
+            "or a prompt to /v1/completions", "model",
+        )  # fmt: skip
     try:
         given = from_json(body, allow_inf_nan=False)  # refuses halves of characters, too
     except ValueError as error:
         raise InvalidRequest(f"the body is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequest("the body must be a JSON object")
-    kind = Chat if endpoint == "chat" else Completion
     fields = {name: value for name, value in given.items() if _matters(name, value)}
     unknown = sorted(fields.keys() - kind.model_fields.keys())
     if unknown:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from runtimes.errors import LoadError
-from runtimes.synthetic.stream import InvalidRequest
+from runtimes.synthetic.answers import InvalidRequest
 from runtimes.vllm.special_tokens import SpecialTokens, whole
 
 _UNFINISHED = "\ufffd"  # stands for the bytes of a character of which some are missing

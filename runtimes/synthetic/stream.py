@@ -1,23 +1,21 @@
 """A backend that generates and only takes time, for load tests and tests of what surrounds a model.
 
 `runtime: synthetic` with `task: generate`: a `SyntheticEngine` that sleeps through its steps.
-Requests and answers are the part of OpenAI's JSON that a stand-in needs; whatever else a body holds
-is passed over. The output depends only on the prompt, so that a mix-up of requests shows; each
-output token is one word. Texts are cut into tokens by the `tokenizer.json` of `source` if there is
-one; else every four bytes are a token.
+Requests and answers (`answers`) are the part of each API's JSON that a stand-in needs; whatever
+else a body holds is passed over. The output depends only on the prompt, so that a mix-up of
+requests shows; each output token is one word. Texts are cut into tokens by the `tokenizer.json` of
+`source` if there is one; else every four bytes are a token.
 
 Faults can be injected by words in a prompt. They are for tests; a service would never set them.
-Source: OpenAI's API reference.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 import zlib
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,159 +24,11 @@ from typing import Any
 from runtimes import fingerprint, options
 from runtimes.adapters import AdapterUnavailable, ResidentAdapters
 from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.synthetic import answers as written
+from runtimes.synthetic.answers import Answers, GenerationRequest, InvalidRequest
 from runtimes.synthetic.engine import EngineShape, Sequence
 from runtimes.synthetic.runtime import Hiccups
 from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
-
-DONE = b"data: [DONE]\n\n"
-
-
-class InvalidRequest(Exception):
-    """The request is at fault; `status` is HTTP's, `param` the field."""
-
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """`prompt`: text, or token ids. `most`: output tokens a sequence, None: not said."""
-
-    chat: bool
-    prompt: str | tuple[int, ...]
-    n: int
-    most: int | None
-    stream: bool
-    usage: bool
-    adapter: str = ""
-
-
-def read(
-    endpoint: str, body: bytes, model: str, adapters: Container[str] = ()
-) -> GenerationRequest:
-    """Raises `InvalidRequest`. `model`: the name that is served, and `model:adapter`."""
-    try:
-        asked = json.loads(body)
-    except ValueError as error:
-        raise InvalidRequest(f"the body is no JSON: {error}") from error
-    if not isinstance(asked, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    base, _, adapter = str(asked.get("model", model)).partition(":")
-    if base != model or (adapter and adapter not in adapters):
-        raise InvalidRequest(f"The model `{asked['model']}` does not exist.", "model", 404)
-    chat = endpoint == "chat"
-    most = asked.get("max_completion_tokens", asked.get("max_tokens")) if chat else None
-    most = most if chat else asked.get("max_tokens", 16)
-    options = asked.get("stream_options") or {}
-    return GenerationRequest(
-        chat=chat,
-        prompt=_chat_prompt(asked.get("messages")) if chat else _prompt(asked.get("prompt")),
-        n=_count(asked.get("n", 1), "n") or 1,
-        most=_count(most, "max_tokens"),
-        stream=bool(asked.get("stream")),
-        usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        adapter=adapter,
-    )
-
-
-def _count(value: Any, name: str) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise InvalidRequest(f"{name} must be a whole number of at least 1, got {value!r}", name)
-    return value
-
-
-def _prompt(prompt: Any) -> str | tuple[int, ...]:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return tuple(prompt)
-    raise InvalidRequest("prompt must be one text, or one list of token ids", "prompt")
-
-
-def _chat_prompt(messages: Any) -> str:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message", "messages")
-    lines = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, str):
-            raise InvalidRequest("each message must have a role and a text as content", "messages")
-        lines.append(f"{message.get('role', 'user')}: {content}\n")
-    return "".join(lines)
-
-
-_KINDS = {404: "NotFoundError", 503: "ServiceUnavailableError"}
-
-
-def error(fault: InvalidRequest) -> bytes:
-    kind = _KINDS.get(fault.status, "BadRequestError")
-    body = {"message": str(fault), "type": kind, "param": fault.param, "code": fault.status}
-    return _json({"error": body})
-
-
-class Answers:
-    """One request's answers. `name`: unique; `usage` is counted by the caller."""
-
-    def __init__(self, request: GenerationRequest, model: str, name: str) -> None:
-        self._request = request
-        prefix, kind = (
-            ("chatcmpl", "chat.completion") if request.chat else ("cmpl", "text_completion")
-        )
-        self._kind = kind
-        self._head = {"id": f"{prefix}-{name}", "created": 0, "model": model}
-
-    def first(self) -> bytes:
-        """Events before any token."""
-        if not self._request.chat:
-            return b""
-        role = {"role": "assistant", "content": ""}
-        return b"".join(
-            self._event([{"index": i, "delta": role, "logprobs": None, "finish_reason": None}])
-            for i in range(self._request.n)
-        )
-
-    def token(self, index: int, text: str, finish: str | None) -> bytes:
-        part: dict[str, Any] = (
-            {"delta": {"content": text}} if self._request.chat else {"text": text}
-        )
-        return self._event([{"index": index, **part, "logprobs": None, "finish_reason": finish}])
-
-    def last(self, usage: dict[str, Any]) -> bytes:
-        tail = self._event([], usage=usage) if self._request.usage else b""
-        return tail + DONE
-
-    def whole(self, texts: list[str], finish: str, usage: dict[str, Any]) -> bytes:
-        choices = []
-        for i, text in enumerate(texts):
-            said = {"message": {"role": "assistant", "content": text}}
-            part: dict[str, Any] = said if self._request.chat else {"text": text}
-            choices.append({"index": i, **part, "logprobs": None, "finish_reason": finish})
-        return _json({**self._head, "object": self._kind, "choices": choices, "usage": usage})
-
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        kind = "chat.completion.chunk" if self._request.chat else self._kind
-        page = {**self._head, "object": kind, "choices": choices, **more}
-        return b"data: " + _json(page) + b"\n\n"
-
-
-def usage(input_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": input_tokens,
-        "total_tokens": input_tokens + output_tokens,
-        "completion_tokens": output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
-def _json(page: dict[str, Any]) -> bytes:
-    return json.dumps(page, separators=(",", ":"), ensure_ascii=False).encode()
-
 
 EXIT_CODE = 70  # what a process ends with that `die_words` killed
 _DIED = "the synthetic engine died"
@@ -316,17 +166,22 @@ class SyntheticStreamRuntime:
     async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         self._check()
         try:
-            parsed = read(request.endpoint, request.body, self._settings.name, self._adapters)
+            parsed = written.read(
+                request.endpoint, request.body, self._settings.name, self._adapters
+            )
+            if request.endpoint in written.COUNTS:
+                yield Chunk(self._counted(parsed), 0, 0, 0, 0)
+                return
             job = self._job(parsed, request.salt)
             if parsed.adapter:
                 await self._adapters.use(parsed.adapter)
                 job.adapter = self._digests[parsed.adapter]
         except InvalidRequest as fault:
-            yield Chunk(error(fault), 0, 0, 0, 0, fault.status)
+            yield Chunk(written.error(fault), 0, 0, 0, 0, fault.status)
             return
         except AdapterUnavailable as fault:
             unavailable = InvalidRequest(str(fault), "model", 503)
-            yield Chunk(error(unavailable), 0, 0, 0, 0, unavailable.status)
+            yield Chunk(written.error(unavailable), 0, 0, 0, 0, unavailable.status)
             return
         try:
             async with aclosing(self._chunks(request, parsed, job)) as chunks:
@@ -342,7 +197,7 @@ class SyntheticStreamRuntime:
         self._inject(request.body.decode(errors="replace"))
         name = self._settings.name
         shown = f"{name}:{parsed.adapter}" if parsed.adapter else name
-        answers = Answers(parsed, shown, request.request_id)
+        answers = written.answers(parsed, shown, request.request_id)
         self._begin(job)
         try:
             async for data in self._answered(job, parsed, answers):
@@ -387,7 +242,7 @@ class SyntheticStreamRuntime:
         words_of = (job.prompt, job.adapter) if job.adapter else (job.prompt,)
         seeds = [zlib.crc32(repr((*words_of, index)).encode()) for index in range(job.n)]
         words: list[list[str]] = [[] for _ in seeds]
-        start, reported = answers.first(), 0
+        start, reported = answers.first(len(job.prompt)), 0
         while any(len(of_one) < most for of_one in words):
             index = await job.fresh.get()
             if index < 0:
@@ -404,9 +259,21 @@ class SyntheticStreamRuntime:
             elif job.held_tokens() != reported:
                 reported = job.held_tokens()
                 yield b""
-        counted = usage(len(job.prompt), job.sequences[0].cached, job.output_tokens())
+        counted = len(job.prompt), job.sequences[0].cached, job.output_tokens()
         texts = ["".join(of_one) for of_one in words]
         yield answers.last(counted) if request.stream else answers.whole(texts, finish, counted)
+
+    def _counted(self, request: GenerationRequest) -> bytes:
+        if request.endpoint == "detokenize":
+            return written.detokenized(self._text(request.prompt))
+        return written.counted(request.endpoint, self._tokens(request.prompt), self._context)
+
+    def _text(self, ids: str | tuple[int, ...]) -> str:
+        """Of tokens that `_tokens` makes."""
+        if self._tokenizer is not None:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        raw = b"".join((int(token) % 2**32).to_bytes(4, "little") for token in ids)
+        return raw.rstrip(b"\0").decode(errors="replace")
 
     def _job(self, request: GenerationRequest, salt: str) -> _Generation:
         prompt = self._tokens(request.prompt)

@@ -19,12 +19,13 @@ Part = dict[str, Any]
 
 
 def parts(messages: Sequence[Any]) -> list[Part]:
-    """The parts of a chat's messages that are images, sounds or the like."""
+    """The parts of messages, or of results of functions, that are images, sounds or the like."""
     found: list[Part] = []
     for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            found += (part for part in content if isinstance(part, dict) and not _is_text(part))
+        for name in ("content", "output"):
+            content = message.get(name) if isinstance(message, dict) else None
+            if isinstance(content, list):
+                found += (part for part in content if isinstance(part, dict) and not _is_text(part))
     return found
 
 

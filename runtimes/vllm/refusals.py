@@ -4,7 +4,8 @@ pydantic tries every alternative of a union and reports what is wrong with each:
 content is null has 19 faults. What the request lacks is what most alternatives miss at one place.
 So of each field only that place is named, with all that may stand there.
 
-vLLM's layer writes any error as an event after a status of 200, and `[DONE]` after it. Here an
+vLLM's layer writes any error as an event after a status of 200, and `[DONE]` after it; `endpoints`
+raises `Refused` where it has other forms. Here an
 answer begins with its first output token. An error before that is the same refusal that the request
 gets if it does not stream; one of the engine itself, or a later one, is raised. So no stream ends
 as if it were whole when it is not. Sources: pydantic 2, "Error handling"; vLLM 0.32.
@@ -81,6 +82,28 @@ def _words(message: str) -> str:
 _ERROR = 'data: {"error":'  # an event of an answer begins with its id
 
 
+class Refused(Exception):
+    """An error among an answer's events. `error`: what vLLM says of it."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"])
+        self.error = error
+
+    @classmethod
+    def failed(cls, message: str) -> Refused:
+        """The engine's own error."""
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        return cls({"message": message, "type": "InternalServerError", "code": int(status)})
+
+
+def error_of(event: str) -> dict[str, Any] | None:
+    """vLLM's error, if a chat's or completion's event is one."""
+    if not event.startswith(_ERROR):
+        return None
+    error: dict[str, Any] = json.loads(event.removeprefix("data: "))["error"]
+    return error
+
+
 async def answer(
     events: AsyncIterator[str], begun: Callable[[], bool]
 ) -> AsyncGenerator[tuple[bytes, int], None]:
@@ -88,19 +111,22 @@ async def answer(
     that are joined to the first one behind. Raises `RunError`."""
     held: list[str] = []
     sent = False
-    async for event in events:
-        if event.startswith(_ERROR):
-            error: dict[str, Any] = json.loads(event.removeprefix("data: "))["error"]
-            status = int(error["code"])
-            if sent or is_failure(status):
-                raise RunError(f"vLLM failed: {error['message']}")
-            yield json.dumps({"error": error}).encode(), status
-            return
-        held.append(event)
-        if begun():
-            yield "".join(held).encode(), HTTPStatus.OK
-            held.clear()
-            sent = True
+    try:
+        async for event in events:
+            error = error_of(event)
+            if error is not None:
+                raise Refused(error)
+            held.append(event)
+            if begun():
+                yield "".join(held).encode(), HTTPStatus.OK
+                held.clear()
+                sent = True
+    except Refused as refusal:
+        status = int(refusal.error["code"])
+        if sent or is_failure(status):
+            raise RunError(f"vLLM failed: {refusal}") from None
+        yield json.dumps({"error": refusal.error}).encode(), status
+        return
     if held:
         yield "".join(held).encode(), HTTPStatus.OK
 

@@ -1,8 +1,8 @@
 """Runs vLLM's engine and OpenAI layer without its HTTP server: bodies in, server-sent events out.
 
 Everything is constructed as by `vllm serve`, from the same arguments, so that answers and errors
-are vLLM's own. With `counts.py`, this is the only module that knows how vLLM 0.32 is put together;
-before another version is used, it must pass the conformance suite.
+are vLLM's own. With `counts.py` and `endpoints.py`, this is the only module that knows how vLLM
+0.32 is put together; before another version is used, it must pass the conformance suite.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.lora.request import LoRARequest
@@ -37,9 +36,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from runtimes.adapters import AdapterUnavailable, ResidentAdapters
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
-from runtimes.vllm import grammars, media, refusals, structured_outputs, text_layer
+from runtimes.vllm import endpoints, grammars, media, refusals, structured_outputs, text_layer
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
-from runtimes.vllm.special_tokens import SpecialTokens
 
 _NO_FOLDER = "none"  # of an adapter that is not loaded
 
@@ -58,9 +56,7 @@ async def start(
     except Exception as fault:
         raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
     try:
-        await serving.adopt(engine, parsed)
-        if split_special_tokens:
-            serving.special_tokens = text_layer.split_special_tokens(engine.renderer)
+        await serving.adopt(engine, parsed, split_special_tokens=split_special_tokens)
     except Exception as fault:
         await loop.run_in_executor(None, engine.shutdown)
         raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
@@ -103,10 +99,9 @@ class Serving:
         self._has_adapters = settings.adapters_resident > 0
         self._loaded: dict[str, LoRARequest] = {}  # by the name that callers know
         self._adapter_ids = itertools.count(1)
-        self.special_tokens: SpecialTokens | None = None  # whose names in texts are split
         self._whole: set[TokenCounter] = set()  # of answers that come whole
 
-    async def adopt(self, engine: AsyncLLM, parsed: Any) -> None:
+    async def adopt(self, engine: AsyncLLM, parsed: Any, *, split_special_tokens: bool) -> None:
         self._engine = engine
         text_layer.begin_answers_behind_prompts()
         state: Any = SimpleNamespace()
@@ -116,8 +111,8 @@ class Serving:
         self._shown = state.openai_serving_models.lora_requests
         if state.openai_serving_completion is None:
             raise LoadError("this model generates no text")
-        self._chat = state.openai_serving_chat
-        self._completion = state.openai_serving_completion
+        special = text_layer.split_special_tokens(engine.renderer) if split_special_tokens else None
+        self._endpoints = endpoints.of_state(state, special)
 
     @property
     def dead(self) -> bool:
@@ -204,29 +199,25 @@ class Serving:
 
     async def _begin(self, request: StreamRequest, counter: TokenCounter) -> Any:
         """A body and its status, or the generator of what streams."""
-        chat = request.endpoint == "chat"
-        kind = ChatCompletionRequest if chat else CompletionRequest
+        endpoint, loop = self._endpoints[request.endpoint], asyncio.get_running_loop()
         parsed: Any = None
         try:
-            parsed = kind.model_validate_json(request.body)
-            parsed.priority = request.priority
-            # Counts are kept by this name, and two callers may give the same.
-            parsed.request_id = uuid.uuid4().hex
-            if request.salt:
-                parsed.cache_salt = f"{request.salt}/{parsed.cache_salt or ''}"
-                if chat and (found := media.parts(parsed.messages)):
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, media.salt, found, request.salt)
-            if not parsed.stream:
-                self._whole.add(counter)
-            await asyncio.get_running_loop().run_in_executor(None, self._check_form, parsed)
-            if not chat and self.special_tokens is not None:
-                parsed.prompt = self.special_tokens.broken(parsed.prompt)
-            await self._use_adapter(str(parsed.model), counter)
-            if chat:
-                answer = await self._chat.create_chat_completion(parsed)
-            else:
-                answer = await self._completion.create_completion(parsed)
+            parsed = endpoint.read(request.body)
+            asked = await endpoint.asked(parsed)
+            if request.salt and (found := media.parts(endpoint.media_in(asked))):
+                await loop.run_in_executor(None, media.salt, found, request.salt)
+            if endpoint.generates:
+                asked.priority = request.priority
+                # Counts are kept by this name, and two callers may give the same.
+                asked.request_id = f"{endpoint.id_prefix}{uuid.uuid4().hex}"
+                if request.salt:
+                    asked.cache_salt = f"{request.salt}/{asked.cache_salt or ''}"
+                if not asked.stream:
+                    self._whole.add(counter)
+                check = partial(endpoint.check_form, tools_as_schema=self._tools_are_schemas)
+                await loop.run_in_executor(None, check, asked)
+                await self._use_adapter(str(parsed.model), counter)
+            answer = await endpoint.answer(asked)
         except ValidationError as fault:
             message, param = refusals.sentence(fault)
             answer = create_error_response(message, param=param)
@@ -251,15 +242,15 @@ class Serving:
                 raise RunError(f"vLLM failed: {answer.error.message}")
             return answer.model_dump_json().encode(), answer.error.code
         if hasattr(answer, "model_dump_json"):
-            return answer.model_dump_json().encode(), 200
+            return endpoint.written(answer), 200
         return answer
 
-    def _check_form(self, parsed: Any) -> None:
-        parsers = getattr(self._chat, "parser_cls", None)
+    @property
+    def _tools_are_schemas(self) -> bool:
+        """Whether arguments of a forced tool keep to its parameters even where it is not strict."""
+        parsers = getattr(self._endpoints["chat"].serving, "parser_cls", None)
         parser = getattr(parsers, "tool_parser_cls", None)
-        structured_outputs.check_request(
-            parsed, tools_as_schema=parser is None or parser.supports_required_and_named
-        )
+        return parser is None or parser.supports_required_and_named
 
     def _stepped(self) -> None:
         for counter in self._whole:

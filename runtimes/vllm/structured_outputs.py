@@ -109,7 +109,20 @@ class _Root:
     counts: _Counts
 
 
-def check_request(asked: Any, *, tools_as_schema: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What an API calls the schema of an answer, and that of a tool's arguments."""
+
+    form: str
+    parameters: str
+
+
+OPENAI = Names("response_format.json_schema.schema", "tools[{}].function.parameters")
+ANTHROPIC = Names("output_config.format.schema", "tools[{}].input_schema")
+RESPONSES = Names("text.format.schema", "tools[{}].parameters")
+
+
+def check_request(asked: Any, *, tools_as_schema: bool, names: Names = OPENAI) -> None:
     """Raises `Unsupported`. `asked`: a chat or a completion, as vLLM parses it. `tools_as_schema`:
     arguments of a forced tool keep to its parameters even where it is not strict. Takes
     milliseconds."""
@@ -118,10 +131,28 @@ def check_request(asked: Any, *, tools_as_schema: bool) -> None:
     if form is not None and form.type == "json_schema" and form.json_schema is not None:
         schema = form.json_schema.json_schema
         if schema is not None:
-            check_json_schema("response_format.json_schema.schema", schema, counts)
+            check_json_schema(names.form, schema, counts)
     elif form is not None and form.type == "structural_tag":
         check_structural_tag("response_format", form.model_dump(by_alias=True), counts)
-    outputs = asked.structured_outputs
+    _check_outputs(asked.structured_outputs, counts)
+    tools = [getattr(tool, "function", None) for tool in getattr(asked, "tools", None) or ()]
+    _check_tools(asked, tools, tools_as_schema, names, counts)
+
+
+def check_response(asked: Any, *, tools_as_schema: bool) -> None:
+    """As `check_request`, of a request for a response."""
+    counts = _Counts()
+    form = None if asked.text is None else asked.text.format
+    if form is not None and form.type == "json_schema" and form.schema_ is not None:
+        check_json_schema(RESPONSES.form, form.schema_, counts)
+    _check_outputs(asked.structured_outputs, counts)
+    for tool in asked.tools:
+        if tool.type == "namespace":
+            _check_tools(asked, tool.tools, tools_as_schema, RESPONSES, counts)
+    _check_tools(asked, asked.tools, tools_as_schema, RESPONSES, counts)
+
+
+def _check_outputs(outputs: Any, counts: _Counts) -> None:
     for name, check in (
         ("json", check_json_schema), ("regex", check_regex), ("choice", _check_choices),
         ("grammar", lambda where, text, _: check_size(where, text)),
@@ -130,12 +161,16 @@ def check_request(asked: Any, *, tools_as_schema: bool) -> None:
         demanded = getattr(outputs, name, None)
         if demanded is not None:
             check(f"structured_outputs.{name}", demanded, counts)
-    forced = tools_as_schema and getattr(asked, "tool_choice", None) not in (None, "none", "auto")
-    for index, tool in enumerate(getattr(asked, "tools", None) or ()):
-        function = getattr(tool, "function", None)
+
+
+def _check_tools(
+    asked: Any, functions: Sequence[Any], as_schema: bool, names: Names, counts: _Counts
+) -> None:
+    forced = as_schema and getattr(asked, "tool_choice", None) not in (None, "none", "auto")
+    for index, function in enumerate(functions):
         schema = getattr(function, "parameters", None)
         if schema is not None and (forced or getattr(function, "strict", None)):
-            check_json_schema(f"tools[{index}].function.parameters", schema, counts)
+            check_json_schema(names.parameters.format(index), schema, counts)
 
 
 def check_json_schema(where: str, schema: Any, counts: _Counts | None = None) -> None:

@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from api_suite import ASKED, USER, asked, counted, events, streamed_text, text_of
 from stream_cases import MODEL, ask, chat, completion, hear
 
 from runtimes import adapter_files
@@ -83,6 +85,31 @@ class AdapterSuite:
         assert law.texts() != plain.texts()
         assert {event["model"] for event in law.events()} == {named("law")}
 
+    @pytest.mark.parametrize("endpoint", ASKED)
+    async def test_it_answers_in_every_api_whole_and_streamed(
+        self, adapted: Adapted, endpoint: str
+    ) -> None:
+        plain, law = [
+            (await hear(adapted.runtime, asked(endpoint, model=named(name)), endpoint)).page()
+            for name in ("", "law")
+        ]
+        assert law["model"] == named("law")
+        assert text_of(law) != text_of(plain)
+        body = asked(endpoint, model=named("law"), stream=True)
+        found = events(await hear(adapted.runtime, body, endpoint))
+        assert streamed_text(found) == text_of(law)
+        pages = [each.get("message") or each.get("response") for each in found]
+        assert {page["model"] for page in pages if page} == {named("law")}
+
+    async def test_its_tokens_are_counted_without_loading_it(self, adapted: Adapted) -> None:
+        before = await adapted.load()
+        body = counted(prompt="one two three", model=named("gone"))
+        assert (await hear(adapted.runtime, body, "tokenize")).page()["count"] > 0
+        body = counted(messages=USER, model=named("gone"))
+        assert (await hear(adapted.runtime, body, "count_tokens")).page()["input_tokens"] > 0
+        after = await adapted.load()
+        assert (after.loads, after.failures) == (before.loads, before.failures)
+
     async def test_it_is_loaded_once_for_all_who_ask_at_once(self, adapted: Adapted) -> None:
         await adapted.says("code"), await adapted.says("sql")
         before = await adapted.load()
@@ -128,6 +155,9 @@ class AdapterSuite:
                 f"the adapter {name!r} cannot be loaded now; the server's log says why"
             )
             assert (said["code"], said["type"]) == (503, "ServiceUnavailableError")
+        for endpoint in ASKED:
+            heard = await hear(adapted.runtime, asked(endpoint, model=named(name)), endpoint)
+            assert (heard.status, name in str(error_of(heard.data)["message"])) == (503, True)
         await other
         after = await adapted.load()
         assert after.failures == before.failures + 1, "it was tried again at once"

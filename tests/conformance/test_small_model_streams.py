@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from stream_cases import CONTEXT, SEQUENCES, StreamCase, settings
+from stream_cases import CONTEXT, SEQUENCES, StreamCase, hear, settings
 from stream_model_suite import ModelSuite
 
 from examples import make_llm
@@ -40,7 +40,14 @@ async def runtime(
 
 
 class TestSmallModels(ModelSuite):
-    pass
+    @pytest.mark.parametrize(
+        "endpoint", ["messages", "responses", "count_tokens", "tokenize", "detokenize"]
+    )
+    async def test_other_ways_to_ask_are_refused_by_name(
+        self, runtime: StreamRuntime, endpoint: str
+    ) -> None:
+        heard = await hear(runtime, b'{"model": "llm"}', endpoint)
+        assert (heard.status, endpoint in heard.page()["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize("name", ["torch", "openvino"])

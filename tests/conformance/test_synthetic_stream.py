@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from adapter_suite import PLACES, Adapted, AdapterSuite, adapters
+from api_suite import ApiSuite
 from stream_cases import CACHE_TOKENS, SYNTHETIC, completion, hear, settings
 from stream_suite import StreamSuite, settled
 
@@ -29,7 +30,7 @@ async def runtime(cache: Path) -> AsyncIterator[StreamRuntime]:
     await runtime.close()
 
 
-class TestSynthetic(StreamSuite):
+class TestSynthetic(StreamSuite, ApiSuite):
     pass
 
 

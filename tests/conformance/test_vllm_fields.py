@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.gateway.http.protocols.json_body import Use
-from deployments.gateway.http.protocols.openai_generation import (
+from deployments.gateway.http.protocols.generation_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    COUNT_TOKENS_FIELDS,
+    DETOKENIZE_FIELDS,
     MAX_LISTED,
+    MESSAGES_FIELDS,
     OF_THE_RENDERER,
+    RESPONSES_FIELDS,
+    TOKENIZE_CHAT_FIELDS,
+    TOKENIZE_FIELDS,
 )
+from deployments.gateway.http.protocols.json_body import Use
 from runtimes import catalog
 from runtimes.vllm import engine_args, names
 
@@ -20,16 +26,35 @@ pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]
 # Of vLLM before 0.32, of OpenAI, or of the other endpoint.
-NOT_THE_ENGINES = {"best_of", "logits_processors", "max_completion_tokens"}
+NOT_THE_ENGINES = {
+    "best_of", "logits_processors", "max_completion_tokens", "conversation", "container",
+    "mcp_servers", "thread", "compaction", "prompt", "messages",
+}  # fmt: skip
 
 
 def test_every_field_of_the_engine_has_a_class() -> None:
+    from vllm.entrypoints.anthropic.protocol import (
+        AnthropicCountTokensRequest,
+        AnthropicMessagesRequest,
+    )
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.serve.tokenize.protocol import (
+        DetokenizeRequest,
+        TokenizeChatRequest,
+        TokenizeCompletionRequest,
+    )
 
     for engine, table in (
         (ChatCompletionRequest.model_fields, CHAT_FIELDS),
         (CompletionRequest.model_fields, COMPLETION_FIELDS),
+        (AnthropicMessagesRequest.model_fields, MESSAGES_FIELDS),
+        (AnthropicCountTokensRequest.model_fields, COUNT_TOKENS_FIELDS),
+        (ResponsesRequest.model_fields, RESPONSES_FIELDS),
+        (TokenizeCompletionRequest.model_fields, TOKENIZE_FIELDS),
+        (TokenizeChatRequest.model_fields, TOKENIZE_CHAT_FIELDS),
+        (DetokenizeRequest.model_fields, DETOKENIZE_FIELDS),
     ):
         assert engine.keys() - table.keys() == set()
         more = table.keys() - engine.keys() - NOT_THE_ENGINES

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from adapter_suite import PLACES, Adapted, AdapterSuite, adapters
+from api_suite import ApiSuite
 from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
 from stream_model_suite import ModelSuite, read
 
@@ -68,7 +69,7 @@ async def runtime(model: Path, cache: Path, environment: None) -> AsyncIterator[
     await runtime.close()
 
 
-class TestVLLM(ModelSuite):
+class TestVLLM(ModelSuite, ApiSuite):
     pass
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from fake_engines import Engines, until
 from in_process import Stand
 
+from deployments.contract.channel.frames import Buffer, Kind
+from deployments.contract.channel.stream_messages import Piece, StreamEnd
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.rollout.terms import is_canary
 from deployments.gateway.models.catalogue import _public_description
@@ -19,6 +23,8 @@ from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.process.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.replica.scheduling import scheduling
 from deployments.settings.model import ModelSettings
+from runtimes.errors import RuntimeFault
+from runtimes.types import StreamRequest, StreamRuntime
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SHAPE = Generating(
@@ -33,6 +39,39 @@ class Played(Engines):
     def __init__(self) -> None:
         super().__init__()
         self.cores: dict[str, Any] = {}
+
+
+class Generated(Played):
+    """A replica that runs a real stream runtime, one piece for each of its chunks."""
+
+    def __init__(self, runtime: StreamRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
+        sent = super().send(replica_id, kind, lease_id, body)
+        if kind is Kind.BEGIN and lease_id in self.engine(replica_id).calls:
+            task = asyncio.get_running_loop().create_task(self._run(replica_id, lease_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return sent
+
+    async def _run(self, replica_id: str, lease_id: int) -> None:
+        call = self.engine(replica_id).calls[lease_id]
+        request = StreamRequest(f"r{lease_id}", call.endpoint, call.body, call.priority, call.salt)
+        last, end = Piece(lease_id, b"", 0, 0, 0, 0, 0.0), StreamEnd.FAILED
+        try:
+            async with aclosing(self._runtime.run(request)) as chunks:
+                async for c in chunks:
+                    counts = c.input_tokens, c.cached_tokens, c.output_tokens, c.held_tokens
+                    last = Piece(lease_id, c.data, *counts, 0.01, c.status)
+                    self.tell(replica_id, last)
+            end = StreamEnd.DONE
+        except RuntimeFault:
+            pass
+        if lease_id in self.engine(replica_id).calls:
+            self.tell(replica_id, msgspec.structs.replace(last, data=b"", end=end))
 
 
 def add(

@@ -22,26 +22,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file__).parents[2])]
 
-from generating import Played, add  # noqa: E402 - its folder is put on the path above
+from generating import Generated, add  # noqa: E402 - its folder is put on the path above
 from in_process import Answer, Stand, ask  # noqa: E402
-from msgspec.structs import replace  # noqa: E402
 
-from deployments.contract.channel.frames import Buffer, Kind  # noqa: E402
-from deployments.contract.channel.stream_messages import Piece, StreamEnd  # noqa: E402
 from deployments.contract.description import Generating  # noqa: E402
 from deployments.replica import backend_env  # noqa: E402
 from examples import make_llm  # noqa: E402
 from runtimes import catalog  # noqa: E402
-from runtimes.errors import RuntimeFault  # noqa: E402
-from runtimes.types import RuntimeSettings, StreamRequest, StreamRuntime  # noqa: E402
+from runtimes.types import RuntimeSettings  # noqa: E402
 from tests.deployments.conftest import described  # noqa: E402
 
 SEED = 23
@@ -65,39 +61,6 @@ _BEYOND = 99_999_999  # no token of any vocabulary
 
 class Differ(AssertionError):
     """A case ended otherwise streamed than whole, or as none may."""
-
-
-class Generated(Played):
-    """A replica that runs a real stream runtime, one piece for each of its chunks."""
-
-    def __init__(self, runtime: StreamRuntime) -> None:
-        super().__init__()
-        self._runtime = runtime
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
-        sent = super().send(replica_id, kind, lease_id, body)
-        if kind is Kind.BEGIN and lease_id in self.engine(replica_id).calls:
-            task = asyncio.get_running_loop().create_task(self._run(replica_id, lease_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return sent
-
-    async def _run(self, replica_id: str, lease_id: int) -> None:
-        call = self.engine(replica_id).calls[lease_id]
-        request = StreamRequest(f"r{lease_id}", call.endpoint, call.body, call.priority, call.salt)
-        last, end = Piece(lease_id, b"", 0, 0, 0, 0, 0.0), StreamEnd.FAILED
-        try:
-            async with aclosing(self._runtime.run(request)) as chunks:
-                async for c in chunks:
-                    counts = c.input_tokens, c.cached_tokens, c.output_tokens, c.held_tokens
-                    last = Piece(lease_id, c.data, *counts, 0.01, c.status)
-                    self.tell(replica_id, last)
-            end = StreamEnd.DONE
-        except RuntimeFault:
-            pass
-        if lease_id in self.engine(replica_id).calls:
-            self.tell(replica_id, replace(last, data=b"", end=end))
 
 
 # ---- what is drawn ------------------------------------------------------------------------------

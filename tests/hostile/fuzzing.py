@@ -77,7 +77,8 @@ _PATHS = [
     "/v1/models/device:predict", "/v1/models/device:classify", "/v1/embeddings", "/v1/completions",
     "/v1/chat/completions", "/v1/models/tiny:classify", "/v1/models", "/v2", "/v2/repository/index",
     "/admin/status", "/admin/controllers", "/docs", "/nowhere", "/v2/models//infer",
-    "/v2/models/\u00e9/infer",
+    "/v2/models/\u00e9/infer", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+    "/tokenize", "/detokenize",
 ]  # fmt: skip
 _TENSOR = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}
 _CHAT = {
@@ -86,6 +87,36 @@ _CHAT = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }  # fmt: skip
+_OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {
+        "model": "chat", "max_tokens": 5, "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "hello"},
+                {"type": "image", "source": {"type": "url", "url": "data:,a"}}]},
+            {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "1",
+                 "content": [{"type": "text", "text": "a"}]}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "metadata": {"user_id": "u"}, "output_config": {"format": {"type": "json_schema"}}}),
+    ("/v1/messages/count_tokens", {
+        "model": "chat", "messages": [{"role": "user", "content": "hello"}], "system": "a"}),
+    ("/v1/responses", {
+        "model": "chat", "max_output_tokens": 5, "instructions": "a", "store": False,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"},
+                                         {"type": "input_image", "image_url": "data:,a"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "a"}],
+        "tools": [{"type": "function", "name": "f", "parameters": {}}], "top_logprobs": 1,
+        "include": ["message.output_text.logprobs"], "text": {"format": {"type": "text"}}}),
+    ("/tokenize", {"model": "chat", "prompt": "hello"}),
+    ("/tokenize", {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}),
+    ("/detokenize", {"model": "chat", "tokens": [1, 2, 3]}),
+]  # fmt: skip
 _COMPLETION = {"model": "chat", "prompt": "hello", "max_tokens": 5, "stop": "x", "echo": False}
 _KEYS = [
     f"hr-fuzz-{os.getpid()}-default-a", f"hr-fuzz-{os.getpid()}-default-b", "plasma", "../x", "",
@@ -178,6 +209,7 @@ class Kinds:
             "http": self.http, "tensors": self.tensors, "chat": self.chat,
             "completion": self.completion, "image": self.image, "settings": self.settings,
             "archive": self.archive, "arrow": self.arrow, "external": self.external,
+            "other": self.other,
         }  # fmt: skip
 
     async def http(self, rng: random.Random) -> str:
@@ -237,6 +269,13 @@ class Kinds:
         asked = {**_CHAT, "stream": rng.random() < 0.5}
         body = mutated(rng, json.dumps(_changed(rng, asked)).encode())
         path = rng.choice(["/v1/chat/completions"] * 3 + _PATHS[5:8])
+        return await self._ask("POST", path, _headers(rng), body)
+
+    async def other(self, rng: random.Random) -> str:
+        """The other ways to generate, and to count tokens."""
+        path, asked = rng.choice(_OTHERS)
+        asked = {**asked, "stream": rng.random() < 0.5}
+        body = mutated(rng, json.dumps(_changed(rng, asked)).encode())
         return await self._ask("POST", path, _headers(rng), body)
 
     async def completion(self, rng: random.Random) -> str:

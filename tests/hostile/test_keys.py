@@ -137,7 +137,11 @@ NO_KEYS = {
     "twice, in two cases": [bearer(ACME), b"Authorization: Bearer " + B],
     "folded": [b"authorization: Bearer\r\n " + UNKNOWN.encode()],
     "of a proxy": [b"proxy-authorization: Bearer " + A],
-    "another name": [b"x-api-key: " + A, b"api-key: " + A, b"x-authorization: Bearer " + A],
+    "another name": [b"api-key: " + A, b"x-authorization: Bearer " + A, b"x-goog-api-key: " + A],
+    "a scheme where there is none": [b"x-api-key: Bearer " + A],
+    "two keys in two headers": [bearer(ACME), b"x-api-key: " + B],
+    "twice Anthropic's": [b"x-api-key: " + A, b"x-api-key: " + A],
+    "a list of Anthropic's": [b"x-api-key: %b, %b" % (A, B)],
     "a cookie": [b"cookie: authorization=Bearer%20" + A, b"cookie: key=" + A],
     "an underscore": [b"authorization_: Bearer " + A],
     "a space before the colon": [b"authorization : Bearer " + A],
@@ -159,8 +163,14 @@ def test_what_is_no_key_lets_nobody_in(locked: Target, name: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [bearer(ACME) + b"   \t", b"Authorization:bearer " + A, b"AUTHORIZATION:  BEARER   " + A],
-    ids=["blanks behind", "another case", "blanks before"],
+    [
+        bearer(ACME) + b"   \t",
+        b"Authorization:bearer " + A,
+        b"AUTHORIZATION:  BEARER   " + A,
+        b"X-API-Key: " + A,
+        bearer(ACME) + b"\r\nx-api-key: " + A,
+    ],
+    ids=["blanks behind", "another case", "blanks before", "Anthropic's", "both"],
 )
 @pytest.mark.parametrize("other", [b"x-tenant: other", b"x-tenant: default", b"from: other"])
 def test_a_key_is_one_tenants_whatever_stands_beside_it(

@@ -87,6 +87,17 @@ NAMED = {
     "embeddings": (b"/v1/embeddings", b'{"model": "%b", "input": [[1, 2]]}'),
     "completions": (b"/v1/completions", b'{"model": "%b", "prompt": "a"}'),
     "chat": (b"/v1/chat/completions", b'{"model": "%b", "messages": [{"role": "user"}]}'),
+    "messages": (
+        b"/v1/messages",
+        b'{"model": "%b", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}',
+    ),
+    "counts": (
+        b"/v1/messages/count_tokens",
+        b'{"model": "%b", "messages": [{"role": "user", "content": "a"}]}',
+    ),
+    "responses": (b"/v1/responses", b'{"model": "%b", "input": "a"}'),
+    "tokens": (b"/tokenize", b'{"model": "%b", "prompt": "a"}'),
+    "texts": (b"/detokenize", b'{"model": "%b", "tokens": [1]}'),
     "a stream": (b"/v1/completions", b'{"model": "%b", "prompt": "a", "stream": true}'),
     "another shape": (b"/v1/embeddings", b'{"model": "%b", "input": "a", "dimensions": 7}'),
 }

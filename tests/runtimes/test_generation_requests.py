@@ -8,7 +8,7 @@ import pytest
 
 from runtimes.generation import requests
 from runtimes.generation.requests import Defaults
-from runtimes.synthetic.stream import InvalidRequest, error
+from runtimes.synthetic.answers import InvalidRequest, error
 
 MODEL = "llm"
 

@@ -46,3 +46,8 @@ def test_no_name_is_that_of_anothers_part() -> None:
 
 def test_messages_without_parts_have_none() -> None:
     assert parts([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]) == []
+
+
+def test_what_a_function_has_answered_may_hold_images() -> None:
+    output = {"type": "function_call_output", "output": [{"type": "input_text"}, dict(IMAGE)]}
+    assert parts([output, {"type": "function_call_output", "output": "text"}]) == [IMAGE]

@@ -216,3 +216,22 @@ def test_a_callers_key_is_looked_at_once() -> None:
         with pytest.raises(ValidationError) as caught:
             Body.model_validate({"logit_bias": {key: "x"}})
         assert sentence(caught.value)[1] == "logit_bias"
+
+
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("code", [400, 500])
+async def test_an_error_that_is_raised_is_as_one_that_is_said(sent: bool, code: int) -> None:
+    async def raised() -> AsyncIterator[str]:
+        yield ROLE
+        raise refusals.Refused({"message": "no such token", "code": code})
+
+    async def all_of() -> list[tuple[str, int]]:
+        async with aclosing(refusals.answer(raised(), lambda: sent)) as pieces:
+            return [(data.decode(), int(status)) async for data, status in pieces]
+
+    if sent or code == 500:
+        with pytest.raises(RunError, match="no such token"):
+            await all_of()
+    else:
+        ((data, status),) = await all_of()
+        assert (json.loads(data)["error"]["message"], status) == ("no such token", 400)

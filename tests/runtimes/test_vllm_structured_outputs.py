@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtimes.vllm.structured_outputs import (
+    ANTHROPIC,
     MAX_BYTES,
     MAX_DEPTH,
     MAX_EXPRESSIONS,
@@ -18,6 +19,7 @@ from runtimes.vllm.structured_outputs import (
     check_json_schema,
     check_regex,
     check_request,
+    check_response,
     check_structural_tag,
 )
 
@@ -223,3 +225,44 @@ def test_a_tools_parameters_that_bind_nobody_may_be_anything() -> None:
     strict = asked(tools=[tool(), tool(strict=True)], tool_choice="auto")
     message = refusal(check_request, strict, tools_as_schema=False)
     assert message.startswith("tools[1].function.parameters/properties/a/not ")
+
+
+def response(**fields: Any) -> Any:
+    given = {"text": None, "structured_outputs": None, "tools": [], "tool_choice": "auto"}
+    return SimpleNamespace(**given | fields)
+
+
+def function(strict: bool = False) -> Any:
+    parameters = {"type": "object", "properties": {"a": {"not": {}}}}
+    return SimpleNamespace(type="function", name="f", parameters=parameters, strict=strict)
+
+
+def test_a_response_is_refused_by_its_own_names() -> None:
+    form = SimpleNamespace(type="json_schema", schema_={"not": {}})
+    said = refusal(
+        check_response, response(text=SimpleNamespace(format=form)), tools_as_schema=True
+    )
+    assert said.startswith("text.format.schema/not cannot")
+    outputs = SimpleNamespace(regex="a(?=b)")
+    said = refusal(check_response, response(structured_outputs=outputs), tools_as_schema=True)
+    assert said.startswith("structured_outputs.regex")
+    for tools, choice in (([function()], "required"), ([function(strict=True)], "auto")):
+        asked = response(tools=tools, tool_choice=choice)
+        said = refusal(check_response, asked, tools_as_schema=True)
+        assert said.startswith("tools[0].parameters/properties/a/not")
+    namespace = SimpleNamespace(type="namespace", name="n", tools=[function(strict=True)])
+    assert refusal(check_response, response(tools=[namespace]), tools_as_schema=True)
+
+
+def test_a_response_that_demands_nothing_odd_is_taken() -> None:
+    text = SimpleNamespace(format=SimpleNamespace(type="text"))
+    custom = SimpleNamespace(type="custom", name="c")
+    for asked in (response(), response(text=text), response(tools=[function(), custom])):
+        check_response(asked, tools_as_schema=True)
+
+
+def test_a_message_is_refused_by_anthropics_names() -> None:
+    tool = SimpleNamespace(function=function(strict=True))
+    asked = SimpleNamespace(response_format=None, structured_outputs=None, tools=[tool])
+    said = refusal(check_request, asked, tools_as_schema=True, names=ANTHROPIC)
+    assert said.startswith("tools[0].input_schema/properties/a/not")

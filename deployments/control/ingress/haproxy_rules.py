@@ -55,7 +55,8 @@ MAX_HEAD_BYTES, MAX_HEADERS = 15_360, 100  # the gateways' own (strict_protocol.
 # By name: status, message, and OpenAI's code (contract/errors.py).
 _REFUSALS = {
     "no_host": (400, "a request must name its Host", "invalid_request"),
-    "two_keys": (400, "a request may have one Authorization header", "invalid_request"),
+    "two_keys": (400, "a request may have one Authorization header, and one x-api-key",
+                 "invalid_request"),
     "path": (404, "no such path", "not_found"),
     "long_url": (414, f"the URL and the headers have more than {MAX_HEAD_BYTES} bytes",
                  "uri_too_long"),
@@ -80,16 +81,30 @@ OWN_REFUSALS = {
 """What HAProxy refuses without a rule, by status. HAProxy takes a backend's answer before a
 frontend's, so they are in the frontends alone, each of which has a shape of its own."""
 _LATER = (408, 502, 503, 504)
-# What stands around a message in OpenAI's error object, on paths of its API; elsewhere nothing
-# does. In variables, since HAProxy makes some answers when the path is gone.
-_OPENAI = "{ path /v1 } or { path_beg /v1/ } !{ path,url_dec -m end :predict :classify }"
-_SHAPE = {
-    "object": '{"message": ',
-    "type": ', "type": "',
-    "code": '", "param": null, "code": "',
-    "end": '"}',
+# What stands around a message in OpenAI's and in Anthropic's error object, on paths of their APIs;
+# elsewhere nothing does (gateway/http/protocols/error_shapes.py). In variables, since HAProxy makes
+# some answers when the path is gone.
+_MESSAGES = "/v1/messages"
+_ANTHROPIC = f"{{ path {_MESSAGES} }} or {{ path_beg {_MESSAGES}/ }}"
+_OPENAI = (
+    "{ path /v1 /rerank /v2/rerank /embed_sparse /tokenize /detokenize } or { path_beg /v1/ } "
+    f"!{{ path,url_dec -m end :predict :classify }} !{{ path {_MESSAGES} }} "
+    f"!{{ path_beg {_MESSAGES}/ }}"
+)
+_SHAPES = {
+    _OPENAI: {
+        "object": '{"message": ',
+        "type": ', "type": "',
+        "code": '", "param": null, "code": "',
+        "end": '"}',
+    },
+    _ANTHROPIC: {"object": '{"message": ', "kind": ', "type": "', "shut": '"}, "type": "error"'},
 }
 _TYPES = {403: "permission_error"}
+_KINDS = {
+    403: "permission_error", 404: "not_found_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+_OVERLOADED = 529  # Anthropic's; of a gateway's answers, which name the request, the gateway's
 # Of unfinished bodies, and of HTTP/2's streams: requests, by where they come from and of all.
 TABLES = f"""\
 backend {_SOURCES}
@@ -324,15 +339,19 @@ def _unambiguous() -> list[str]:
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
     return [
         *(
-            f"http-request set-var-fmt(txn.{name}) '{text}' if {_OPENAI}"
-            for name, text in _SHAPE.items()
+            f"http-request set-var-fmt(txn.{name}) '{text}' if {paths}"
+            for paths, shape in _SHAPES.items()
+            for name, text in shape.items()
         ),
+        f"http-after-response set-status {_OVERLOADED} if {{ var(txn.kind) -m found }} "
+        "{ status 503 } !{ res.hdr(x-request-id) -m found }",
         _refused("long_url", f"{large} {long}"),
         _refused("large_head", large),
         _refused("many_headers", f"{{ var(txn.headers) -m int gt {MAX_HEADERS} }}"),
         # A load balancer's check may be of HTTP/1.0.
         _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
+        _refused("two_keys", "{ req.fhdr_cnt(x-api-key) gt 1 }"),
         _refused("path", f"{{ path -m sub {climbs} }}"),
         _refused("path", "{ path_end /.. /. }"),
         # What cannot be decoded is no sample, and no rule about the decoded path would find it.
@@ -428,8 +447,11 @@ def own_refusal(status: int) -> str:
 def refusal(status: int, message: str, code: str, later: bool | None = None) -> str:
     """The words of a rule that answers so, in the shape of the API that the path belongs to.
     `later`: with Retry-After; by default a 503 alone has it."""
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    wrong = "invalid_request_error"
+    kind = _TYPES.get(status, "server_error" if status >= 500 else wrong)
+    other = _KINDS.get(status, "api_error" if status >= 500 else wrong)
     rest = f"%[var(txn.type),concat({kind},txn.code,{code}),concat(,txn.end)]"
+    rest += f"%[var(txn.kind),concat({other},txn.shut)]"
     body = f'{{"error": %[var(txn.object)]"{message}"{rest}}}'
     ask_again = f" hdr Retry-After {_RETRY_AFTER_S}" * (status == 503 if later is None else later)
     return f"status {status} content-type application/json lf-string '{body}'{ask_again}"

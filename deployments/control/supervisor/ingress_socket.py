@@ -131,7 +131,7 @@ def _refusal(target: bytes) -> bytes:
     """In the shape of the API that the path belongs to."""
     answer = error_shapes.of_path(target.partition(b"?")[0].decode("latin-1"))(_NOBODY)
     lines = [
-        b"HTTP/1.1 503 Service Unavailable",
+        b"HTTP/1.1 %d Service Unavailable" % (answer.status or _NOBODY.status),
         b"content-type: " + answer.content_type,
         *(b"%b: %b" % header for header in _NOBODY.headers()),
         b"connection: close",

@@ -96,7 +96,7 @@ class GrpcExchange(Exchange):
         error: errors.HeadraceError,
         form: Callable[[errors.HeadraceError], Encoded],
         headers: list[tuple[bytes, bytes]] | None = None,
-    ) -> None:
+    ) -> int:
         self.replied = True
         own = [] if headers is None else [each for each in headers if each[0] != b"retry-after"]
         if isinstance(error, errors.UnsupportedMedia):
@@ -109,6 +109,7 @@ class GrpcExchange(Exchange):
             *own,
         ]
         await self._send_at_once(head, b"", None)
+        return error.status
 
     async def reply(
         self,

@@ -38,7 +38,7 @@ class InnerCall(Exchange):
         error: errors.HeadraceError,
         form: Callable[[errors.HeadraceError], Encoded],
         headers: list[tuple[bytes, bytes]] | None = None,
-    ) -> None:
+    ) -> int:
         raise error
 
     async def _send_whole(self, status: int, answer: Encoded, headers: Any) -> None:

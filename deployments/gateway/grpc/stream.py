@@ -333,9 +333,10 @@ class StreamedCall(GrpcExchange):
         error: errors.HeadraceError,
         form: Callable[[errors.HeadraceError], Encoded],
         headers: list[tuple[bytes, bytes]] | None = None,
-    ) -> None:
+    ) -> int:
         self.replied = True
         await self._say(error.message)
+        return error.status
 
     async def failed(self) -> None:
         """Of a fault that nobody expected."""

@@ -551,7 +551,7 @@ class PairsCodec:
 
 
 class GenerationCodec:
-    """OpenAI's chats and completions."""
+    """Chats, completions and the like, and counts of their tokens. `label`: the endpoint."""
 
     names_tensors = takes_views = False
     kind_without_a_name = ""
@@ -564,7 +564,7 @@ class GenerationCodec:
         return self._decoder(body)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
-        return error_shapes.openai_error(error)
+        return error_shapes.of_endpoint(self.label)(error)
 
 
 def sizes(

@@ -22,20 +22,22 @@ NO_CORS = (
     "pages of other hosts cannot call this server; list their origin in gateway.cors.origins, "
     "serve the page under the server's own host, or call it from your own server"
 )
-# What this server reads, and what OpenAI's SDK for browsers sends with every request.
+# What this server reads, and what OpenAI's and Anthropic's SDKs for browsers send.
 READ = (
-    "accept, authorization, cache-control, content-encoding, content-type, idempotency-key, "
-    "inference-header-content-length, traceparent, tracestate, x-idempotent, x-priority, "
-    "x-request-id, x-request-start, x-request-timeout-seconds, x-session-id, x-tenant, "
-    "x-timeout-ms, openai-organization, openai-project, x-stainless-arch, "
+    "accept, anthropic-beta, anthropic-dangerous-direct-browser-access, anthropic-version, "
+    "authorization, cache-control, content-encoding, content-type, idempotency-key, "
+    "inference-header-content-length, traceparent, tracestate, x-api-key, x-idempotent, "
+    "x-priority, x-request-id, x-request-start, x-request-timeout-seconds, x-session-id, "
+    "x-tenant, x-timeout-ms, openai-organization, openai-project, x-stainless-arch, "
     "x-stainless-helper-method, x-stainless-lang, x-stainless-os, x-stainless-package-version, "
     "x-stainless-poll-helper, x-stainless-retry-count, x-stainless-runtime, "
     "x-stainless-runtime-version, x-stainless-timeout"
 )
 # What this server says besides what every page may read (Fetch, "CORS-safelisted response header").
 SAID = (
-    "allow, inference-header-content-length, retry-after, traceparent, x-batch-size, x-bucket, "
-    "x-cache, x-coalesced, x-queue-wait-ms, x-request-id, x-served-by, x-service-time-ms"
+    "allow, inference-header-content-length, request-id, retry-after, traceparent, x-batch-size, "
+    "x-bucket, x-cache, x-coalesced, x-queue-wait-ms, x-request-id, x-served-by, "
+    "x-service-time-ms"
 )
 _METHODS = b"GET, HEAD, POST"
 _MAX_AGE_S = 7200  # browsers keep no preflight for longer

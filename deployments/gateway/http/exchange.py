@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.fast_path import Receive, Scope, Send
+from deployments.gateway.http.protocols import error_shapes
 from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.whole_response import EXTENSION, KEEP, TAKEN, UNCOUNTED_BYTES
 from deployments.gateway.tenancy.rates import NOBODY
@@ -335,10 +336,14 @@ class Exchange:
         error: errors.HeadraceError,
         form: Callable[[errors.HeadraceError], Encoded],
         headers: list[tuple[bytes, bytes]] | None = None,
-    ) -> None:
-        """`form`: how the path's protocol writes an error."""
+    ) -> int:
+        """`form`: how the path's protocol writes an error. Returns the status that was sent."""
         headers = error.headers() if headers is None else headers
-        await self.reply(error.status, form(error), headers)
+        error.request_id = self.request_id.decode("latin-1")
+        answer = form(error)
+        status = answer.status or error.status
+        await self.reply(status, answer, headers)
+        return status
 
     async def _send_whole(
         self, status: int, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]
@@ -373,7 +378,7 @@ class Exchange:
         head = [
             (b"content-type", answer.content_type),
             *size,
-            (b"x-request-id", self.request_id),
+            *self._names(),
             *answer.headers,
             *headers,
             *self.cors,
@@ -382,6 +387,13 @@ class Exchange:
         if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
             head.append(AS_IT_IS)
         return head
+
+    def _names(self) -> list[tuple[bytes, bytes]]:
+        """The request's id, for Anthropic's clients under their own name, too."""
+        named = [(b"x-request-id", self.request_id)]
+        if self.path.startswith(error_shapes.MESSAGES):
+            named.append((b"request-id", self.request_id))
+        return named
 
     async def await_drained(self, room: BodyRoom) -> None:
         """Of a large answer: returns once the client has all of it but what a connection keeps, or
@@ -407,8 +419,7 @@ class Exchange:
     async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer whose body comes in chunks of unknown number."""
         self.replied = True
-        named = (b"x-request-id", self.request_id)
-        head = [(b"content-type", content_type), named, *headers, *self.cors]
+        head = [(b"content-type", content_type), *self._names(), *headers, *self.cors]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def send_chunk(self, data: bytes | memoryview) -> None:

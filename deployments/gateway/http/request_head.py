@@ -26,7 +26,7 @@ from deployments.gateway.http.exchange import AUTHORITY, Exchange
 _ONCE = frozenset(
     b"authorization content-encoding content-length content-type expect host idempotency-key"
     b" inference-header-content-length origin transfer-encoding x-idempotent x-priority"
-    b" x-request-id x-request-timeout-seconds x-session-id x-tenant x-timeout-ms".split()
+    b" x-request-id x-request-timeout-seconds x-session-id x-tenant x-timeout-ms x-api-key".split()
 )
 # Names that no public DNS has. Source: RFC 2606, 6762, 8375; ICANN's reservation of `.internal`.
 _PRIVATE = (
@@ -161,6 +161,11 @@ _FIXED = {
     "/v1/score": Route("score", ("POST",)),
     "/v1/completions": Route("completions", ("POST",)),
     "/v1/chat/completions": Route("chat", ("POST",)),
+    "/v1/messages": Route("messages", ("POST",)),
+    "/v1/messages/count_tokens": Route("count_tokens", ("POST",)),
+    "/v1/responses": Route("responses", ("POST",)),
+    "/tokenize": Route("tokenize", ("POST",)),
+    "/detokenize": Route("detokenize", ("POST",)),
     "/v1/models": Route("openai_models", ("GET", "HEAD")),
     "/v2": Route("server_metadata", ("GET", "HEAD")),
     "/v2/health/live": Route("live", ("GET", "HEAD")),
@@ -197,18 +202,20 @@ _REGIONS = {"/v2/systemsharedmemory/region/": "region", "/v2/cudasharedmemory/re
 _REGION_ACTIONS = {"status": ("GET", "HEAD"), "register": ("POST",), "unregister": ("POST",)}
 
 
-# Of Triton's HTTP extensions that change the server: who sets what they set.
-_TRITONS = (
+# Of Triton's HTTP extensions that change the server: who sets what they set; of others, why not.
+_NOT_SERVED = (
     (re.compile(r"/v2/(models/[^/]+/)?trace/setting"), "spans are set up by gateway.tracing"),
     (re.compile(r"/v2/logging"), "logs are set up by gateway.log"),
     (re.compile(r"/v2/repository/models/[^/]+/(un)?load"),
      "models come and go by `headrace apply`"),
+    (re.compile(r"/v1/(responses|conversations|files)/.+"), "nothing is kept here"),
+    (re.compile(r"/v1/messages/batches(/.+)?"), "send each message by itself"),
 )  # fmt: skip
 
 
 def not_served(path: str) -> str:
     """What else to say of a path that has no route; "" for nothing."""
-    return next((why for form, why in _TRITONS if form.fullmatch(path)), "")
+    return next((why for form, why in _NOT_SERVED if form.fullmatch(path)), "")
 
 
 _LONGEST_KEPT = 256

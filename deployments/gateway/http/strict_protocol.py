@@ -197,7 +197,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             b"content-length: %d" % len(answer.body),
             b"connection: close\r\n\r\n",
         ]
-        status = httptools_impl.STATUS_LINE[error.status]
+        status = httptools_impl.STATUS_LINE[answer.status or error.status]
         self.transport.write(status + b"\r\n".join(lines) + answer.body)
         self.transport.write_eof()
         self.flow.resume_reading()

@@ -107,7 +107,7 @@ class ServedModel:
         if isinstance(self.queue, StreamQueue):
             raise errors.BadRequest(
                 f"model {self.description.name} generates text; send the request to POST "
-                "/v1/chat/completions or /v1/completions",
+                "/v1/chat/completions, /v1/responses, /v1/messages or /v1/completions",
                 param="model",
             )
         return self.queue

@@ -26,7 +26,7 @@ from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 
 PREFIX = "hr_"
 RANDOM_BYTES = 32
-_SEND_ONE = "an API key is required: send `Authorization: Bearer <key>`"
+_SEND_ONE = "an API key is required: send `Authorization: Bearer <key>` (or `x-api-key: <key>`)"
 _NOBODY_HAS_ONE = (
     "an API key is required, and no tenant has one here: the operator must give tenants keys, or "
     "set gateway.auth: open"
@@ -37,6 +37,17 @@ def new_key() -> tuple[str, str]:
     """A new random key, and its hash."""
     key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     return key, hash_key(key)
+
+
+def key_header(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """What names the caller's key, as `Authorization` does; Anthropic's clients send the key alone,
+    as `x-api-key`. Raises BadRequest for two keys."""
+    given, alone = headers.get(b"authorization"), headers.get(b"x-api-key")
+    if alone is None:
+        return given
+    if given is not None and given.strip().partition(b" ")[2].strip() != alone.strip():
+        raise BadRequest("the request has two API keys (Authorization, x-api-key); send one")
+    return b"Bearer " + alone
 
 
 def hash_key(key: str | bytes) -> str:

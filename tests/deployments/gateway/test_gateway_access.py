@@ -34,6 +34,11 @@ RUN_MODELS = {
     "score",
     "completions",
     "chat",
+    "messages",
+    "count_tokens",
+    "responses",
+    "tokenize",
+    "detokenize",
 }
 OF_TENANTS = {"region_status", "region_unregister", "cuda_status", "cuda_unregister"}
 OPERATOR = "hr_operator"

@@ -301,6 +301,32 @@ async def test_the_engine_gets_the_image_and_not_its_url(
     assert client.status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/messages/count_tokens"])
+async def test_images_of_other_apis_are_fetched_as_well(
+    stand: Stand, server: ObjectServer, description: Describe, path: str
+) -> None:
+    engines = add(stand, description)
+    server.objects["/a.png"] = answer(b"\x89PNG", "content-type: image/png")
+    url = server.url("/a.png?sig=s3cr3t")
+    fetched = "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
+
+    def of(at: str) -> dict[str, Any]:
+        if path == "/v1/responses":
+            part = {"type": "input_image", "image_url": at, "detail": "low"}
+            return {"input": [{"role": "user", "content": [part]}], "store": False}
+        part = {"type": "image", "source": {"type": "url", "url": at}}
+        result = {"type": "tool_result", "tool_use_id": "1", "content": [part]}
+        more = {} if path.endswith("count_tokens") else {"max_tokens": 4}
+        return {"messages": [{"role": "user", "content": [part, result]}], **more}
+
+    client = Client(stand, path, {"model": "chat", **of(url)})
+    lease = (await engines.until_begun(1)).lease_id
+    assert json.loads(engines.begun[0].call.body) == {"model": "chat", **of(fetched)}
+    engines.say(lease, b"{}", tokens=(10, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    assert client.status == 200
+
+
 async def test_a_chat_with_its_media_in_the_body_reaches_the_engine_byte_for_byte(
     stand: Stand, description: Describe
 ) -> None:

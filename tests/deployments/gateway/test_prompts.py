@@ -117,6 +117,13 @@ def test_without_a_tokeniser_four_bytes_are_a_token() -> None:
     assert found[2][0] == found[3][0]
 
 
+def test_a_responses_last_events_have_all_of_it(d: ModelDescription) -> None:
+    call = replace(CALL, sequences=128, logprobs=64, streams=True, max_tokens=20)
+    assert prompt_of(call, [[1]], d).streams
+    with pytest.raises(BadRequest, match="Set max_output_tokens, ask"):
+        prompt_of(replace(call, endpoint="responses"), [[1]], d)
+
+
 @pytest.mark.parametrize(("interval", "fits"), [(8, True), (9, False)])
 def test_a_streamed_piece_has_so_many_log_probabilities(
     d: ModelDescription, interval: int, fits: bool

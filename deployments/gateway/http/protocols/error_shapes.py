@@ -1,20 +1,24 @@
-"""How each protocol writes a refusal: Open Inference's one string, OpenAI's object.
+"""How each protocol writes a refusal: Open Inference's string, OpenAI's and Anthropic's objects.
 
-The status and `Retry-After` are the error's own (`HeadraceError.status`, `.headers()`) and are sent
-by whoever sends the answer; a body holds only the public message, without what a caller put there
-that looks like a key. Knows nothing of causes.
+The status and `Retry-After` are the error's own (`HeadraceError.status`, `.headers()`), unless the
+shape has another status, and are sent by whoever sends the answer; a body holds only the public
+message, without what a caller put there that looks like a key. Engines write OpenAI's object at
+every path (`of_engine`). Knows nothing of causes.
 
-Source: Open Inference Protocol, error objects; OpenAI API reference, "Error codes".
+Source: Open Inference Protocol, error objects; OpenAI API reference, "Error codes", "Streaming
+events"; Anthropic API reference, "Errors", "Streaming messages".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Literal
 from urllib.parse import unquote
 
 import msgspec
 
-from deployments.contract.errors import HeadraceError
+from deployments.contract.errors import HeadraceError, Overloaded
 from deployments.gateway.http.protocols.tensors import Encoded
 from yaml_document.credentials import without_keys
 
@@ -26,6 +30,17 @@ _BY_STATUS = {
 
 
 _OWN_ACTIONS = (":predict", ":classify")  # below /v1, and not OpenAI's
+_OPENAIS = ("/v1", "/rerank", "/v2/rerank", "/embed_sparse", "/tokenize", "/detokenize")
+MESSAGES = "/v1/messages"  # and below: Anthropic's
+_ANTHROPICS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error",
+    529: "overloaded_error",
+}  # fmt: skip
+_OVERLOADED = 529
+_ANTHROPIC_ENDPOINTS = ("messages", "count_tokens")
+_SEQUENCE = re.compile(rb'"sequence_number":(\d{1,18})')
+_LAST_BYTES = 1 << 16  # of a piece, in which its last event's number is looked for
 
 
 class Error(msgspec.Struct):
@@ -45,13 +60,37 @@ class OpenAIError(msgspec.Struct):
     error: OpenAIErrorDetail
 
 
+class AnthropicErrorDetail(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    error: AnthropicErrorDetail
+    type: Literal["error"] = "error"
+    request_id: str = ""
+
+
+class _EnginesDetail(msgspec.Struct):
+    message: str = "the engine refused the request"
+
+
+class _EnginesError(msgspec.Struct):
+    error: _EnginesDetail
+
+
+_engines = msgspec.json.Decoder(_EnginesError)
+
+
 def of_path(path: str) -> Callable[[HeadraceError], Encoded]:
-    """The shape of errors on this path, whether or not it is one of the API's: OpenAI's below
-    `/v1`, for reranking and for sparse vectors, else Open Inference's, also for `:predict` and
-    `:classify`."""
-    if path in ("/rerank", "/v2/rerank", "/embed_sparse"):
+    """The shape of errors on this path, whether or not it is one of the API's: Anthropic's for
+    messages, else OpenAI's below `/v1`, for reranking, sparse vectors and tokens, else Open
+    Inference's, also for `:predict` and `:classify`."""
+    if is_anthropics(path):
+        return anthropic_error
+    if path in _OPENAIS:
         return openai_error
-    if path != "/v1" and not path.startswith("/v1/"):
+    if not path.startswith("/v1/"):
         return oip_error
     return oip_error if unquote(path).endswith(_OWN_ACTIONS) else openai_error
 
@@ -63,10 +102,62 @@ def oip_error(error: HeadraceError) -> Encoded:
 
 def openai_error(error: HeadraceError) -> Encoded:
     """`{"error": {"message", "type", "param", "code"}}`."""
+    return Encoded(msgspec.json.encode(OpenAIError(_openai_detail(error))))
+
+
+def _openai_detail(error: HeadraceError) -> OpenAIErrorDetail:
     message, kind = without_keys(error.message), openai_type(error.status)
     param = None if error.param is None else without_keys(error.param)
-    detail = OpenAIErrorDetail(message, kind, param, _code(error))
-    return Encoded(msgspec.json.encode(OpenAIError(detail)))
+    return OpenAIErrorDetail(message, kind, param, _code(error))
+
+
+def is_anthropics(path: str) -> bool:
+    return path.startswith(MESSAGES) and path[len(MESSAGES) :][:1] in ("", "/")
+
+
+def anthropic_error(error: HeadraceError) -> Encoded:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`. What is overloaded has a
+    status of its own, so that clients tell it from a model that is not ready."""
+    status = _OVERLOADED if isinstance(error, Overloaded) else error.status
+    body = _anthropic(status, error.message, error.request_id)
+    return Encoded(body, status=status)
+
+
+def _anthropic(status: int, message: str, request_id: str) -> bytes:
+    kind = "api_error" if status >= 500 else "invalid_request_error"
+    detail = AnthropicErrorDetail(_ANTHROPICS.get(status, kind), without_keys(message))
+    return msgspec.json.encode(AnthropicError(detail, request_id=request_id))
+
+
+def of_endpoint(endpoint: str) -> Callable[[HeadraceError], Encoded]:
+    """The shape of errors at an endpoint that generates, or counts tokens."""
+    return anthropic_error if endpoint in _ANTHROPIC_ENDPOINTS else openai_error
+
+
+def of_engine(endpoint: str, status: int, body: bytes, request_id: str) -> bytes:
+    """An engine's own refusal, which has OpenAI's shape, in that of the endpoint."""
+    if endpoint not in _ANTHROPIC_ENDPOINTS:
+        return body
+    try:
+        message = _engines.decode(body).error.message
+    except msgspec.DecodeError:
+        message = _EnginesDetail().message
+    return _anthropic(status, message, request_id)
+
+
+def event(endpoint: str, error: HeadraceError, sent: bytes) -> bytes:
+    """How an answer ends that has begun to stream and cannot go on. `sent`: its last piece."""
+    if endpoint == "messages":
+        return b"event: error\ndata: " + anthropic_error(error).body + b"\n\n"
+    if endpoint == "responses":
+        number = 0
+        for found in _SEQUENCE.finditer(sent[-_LAST_BYTES:]):
+            number = 1 + int(found[1])
+        detail = _openai_detail(error)
+        page = {"type": "error", "code": detail.code, "message": detail.message,
+                "param": detail.param, "sequence_number": number}  # fmt: skip
+        return b"event: error\ndata: " + msgspec.json.encode(page) + b"\n\n"
+    return b"data: " + openai_error(error).body + b"\n\n"
 
 
 def openai_type(status: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols import openapi_schemas
+from deployments.gateway.http.protocols import error_shapes, openapi_schemas
 from deployments.gateway.http.protocols.classify import IMAGE_MEDIA
 from deployments.gateway.http.protocols.metadata import server_version
 from deployments.gateway.http.protocols.openapi_schemas import STRING, ref, schemas
@@ -73,6 +73,28 @@ _GENERATES = {  # by path: operation, summary, schema, example
         *("completions", "Go on with a text (OpenAI's form).", "Completion"),
         openapi_schemas.completion,
     ),
+    "/v1/responses": (
+        *("responses", "Answer a conversation (OpenAI's newer form).", "Responses"),
+        openapi_schemas.response,
+    ),
+    "/v1/messages": (
+        *("messages", "Answer a conversation (Anthropic's form).", "Messages"),
+        openapi_schemas.message,
+    ),
+}
+_COUNTS = {  # as `_GENERATES`
+    "/v1/messages/count_tokens": (
+        *("countTokens", "Count a conversation's tokens (Anthropic's form).", "CountTokens"),
+        openapi_schemas.count_tokens,
+    ),
+    "/tokenize": (
+        *("tokenize", "Tokens of a text or a conversation (vLLM's form).", "Tokenize"),
+        openapi_schemas.tokenize,
+    ),
+    "/detokenize": (
+        *("detokenize", "The text of tokens (vLLM's form).", "Detokenize"),
+        openapi_schemas.detokenize,
+    ),
 }
 _RERANK = "Order documents by how well they answer a query"
 _CLASSES = "Score the classes of texts or token arrays (vLLM's form)."
@@ -108,6 +130,10 @@ _EVENTS = (
     "Where `stream` is true: an event a step of the engine, `data: [DONE]` last. An answer that "
     "cannot go on ends with an event that holds an OpenAIError, and without `[DONE]`."
 )
+_NAMED_EVENTS = (
+    "Where `stream` is true: events with names, as the API's own reference has them. An answer "
+    "that cannot go on ends with an event `error`."
+)
 _RETRY_AFTER = {"description": "Whole seconds.", "schema": _COUNT}
 _REFUSALS = {
     400: "The request is malformed or does not fit the model.",
@@ -122,9 +148,11 @@ _REFUSALS = {
     500: "The model's answer holds NaN or infinity.",
     503: "Overloaded, draining, or the model is not ready.",
     504: "The request's time limit passed before it was answered.",
+    529: "Overloaded or draining.",
 }
 _INFERENCE = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-_MAY_RETRY = (429, 503)
+_OF_MESSAGES = (*_INFERENCE, 529)
+_MAY_RETRY = (429, 503, 529)
 
 
 def document(
@@ -143,7 +171,7 @@ def document(
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "servers": [{"url": server_url}],
-            "security": [{}, {"key": []}],
+            "security": [{}, {"key": []}, {"x-api-key": []}],
             "tags": [{"name": name} for name in ("inference", "models", "shared memory", "server")],
             "paths": {
                 **_inference(descriptions),
@@ -169,10 +197,14 @@ def _components(priorities: Sequence[str]) -> Node:
         "parameters": taken,
         "headers": {**given, "retry-after": _RETRY_AFTER},
         "responses": {
-            **{f"oip{status}": _refusal(status, "Error") for status in _REFUSALS},
-            **{f"openai{status}": _refusal(status, "OpenAIError") for status in _REFUSALS},
+            **{f"oip{status}": _refusal(status, "Error") for status in _INFERENCE},
+            **{f"openai{status}": _refusal(status, "OpenAIError") for status in _INFERENCE},
+            **{f"anthropic{s}": _refusal(s, "AnthropicError") for s in _OF_MESSAGES},
         },
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        },
     }
 
 
@@ -257,7 +289,7 @@ def _inference(descriptions: Descriptions) -> Node:
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
         "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
         **{path: {"post": _of_texts(path, descriptions)} for path in _OF_TEXTS},
-        **{path: {"post": _generates(path, descriptions)} for path in _GENERATES},
+        **{path: {"post": _generates(path, descriptions)} for path in (*_GENERATES, *_COUNTS)},
     }
 
 
@@ -321,12 +353,16 @@ def _of_texts(path: str, descriptions: Descriptions) -> Node:
 
 
 def _generates(path: str, descriptions: Descriptions) -> Node:
-    name, summary, schema, example = _GENERATES[path]
+    name, summary, schema, example = (_GENERATES | _COUNTS)[path]
     answer = _answer(f"{schema}Response", timed=True)
-    answer["content"]["text/event-stream"] = {"schema": {**STRING, "description": _EVENTS}}
+    if path in _GENERATES:
+        events = _EVENTS if path.endswith("completions") else _NAMED_EVENTS
+        answer["content"]["text/event-stream"] = {"schema": {**STRING, "description": events}}
     body = _json_body(f"{schema}Request", _examples(descriptions, example))
     operation = _inference_operation(name, summary, body, answer)
-    operation["responses"] = {"200": answer, **_refusals("openai", _INFERENCE)}
+    anthropics = error_shapes.is_anthropics(path)
+    refusals = ("anthropic", _OF_MESSAGES) if anthropics else ("openai", _INFERENCE)
+    operation["responses"] = {"200": answer, **_refusals(*refusals)}
     return operation
 
 

@@ -20,6 +20,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from deployments.contract.description import ModelDescription
+from deployments.gateway.http.protocols.anthropic_messages import (
+    CountTokensRequest,
+    MessagesRequest,
+)
 from deployments.gateway.http.protocols.classify import ClassifyRequest
 from deployments.gateway.http.protocols.embeddings import (
     ClassificationRequest,
@@ -28,7 +32,7 @@ from deployments.gateway.http.protocols.embeddings import (
     SparseEntry,
     SparseRequest,
 )
-from deployments.gateway.http.protocols.error_shapes import Error, OpenAIError
+from deployments.gateway.http.protocols.error_shapes import AnthropicError, Error, OpenAIError
 from deployments.gateway.http.protocols.metadata import (
     IndexEntry,
     IndexRequest,
@@ -42,6 +46,7 @@ from deployments.gateway.http.protocols.metadata import (
 )
 from deployments.gateway.http.protocols.open_inference import InferRequest
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
+from deployments.gateway.http.protocols.openai_responses import ResponsesRequest
 from deployments.gateway.http.protocols.predict import PredictRequest
 from deployments.gateway.http.protocols.rerank import (
     RerankRequest,
@@ -50,6 +55,7 @@ from deployments.gateway.http.protocols.rerank import (
     ScoreResponse,
 )
 from deployments.gateway.http.protocols.tensors import HALVES, Datatype, documented
+from deployments.gateway.http.protocols.tokenizing import DetokenizeRequest, TokenizeRequest
 from deployments.gateway.http.protocols.triton import (
     Done,
     ModelConfig,
@@ -183,6 +189,48 @@ class CompletionResponse(ChatResponse):
     """The engine's own."""
 
 
+class MessagesResponse(msgspec.Struct):
+    """The engine's own."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[dict[str, Any]]
+    model: str
+    usage: dict[str, Any]
+    stop_reason: str | UnsetType | None = UNSET
+    stop_sequence: str | UnsetType | None = UNSET
+
+
+class ResponsesResponse(msgspec.Struct):
+    """The engine's own."""
+
+    id: str
+    object: Literal["response"]
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+    created_at: int | UnsetType = UNSET
+    store: Literal[False] | UnsetType = UNSET
+    usage: dict[str, Any] | UnsetType | None = UNSET
+
+
+class CountTokensResponse(msgspec.Struct):
+    input_tokens: int
+    context_management: dict[str, Any] | UnsetType | None = UNSET
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType | None = UNSET
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
+
+
 _BODIES: Sequence[type[msgspec.Struct]] = (
     *(InferRequest, InferResponse, Error, ServerMetadata, ModelMetadata),
     *(IndexRequest, IndexEntry, Live, Ready, ModelReady, ModelConfig, StatisticsResponse),
@@ -191,6 +239,9 @@ _BODIES: Sequence[type[msgspec.Struct]] = (
     *(PoolingRequest, PoolingResponse, ClassificationRequest, ClassificationResponse),
     *(RerankRequest, RerankResponse, ScoreRequest, ScoreResponse, SparseRequest, SparseEntry),
     *(ChatRequest, ChatResponse, CompletionRequest, CompletionResponse),
+    *(MessagesRequest, MessagesResponse, CountTokensRequest, CountTokensResponse, AnthropicError),
+    *(ResponsesRequest, ResponsesResponse),
+    *(TokenizeRequest, TokenizeResponse, DetokenizeRequest, DetokenizeResponse),
     *(RegionRequest, RegisteredRegion, Done),
 )
 _STREAM_OPTIONS = {"type": "object", "properties": {"include_usage": {"type": "boolean"}}}
@@ -210,6 +261,11 @@ _CHECKED: dict[str, Schema] = {  # after decoding, with an error that names what
     "ContentPart": {"required": ["type"]},
     "ChatRequest": {"required": ["model", "messages"]},
     "CompletionRequest": {"required": ["model", "prompt"]},
+    "MessagesRequest": {"required": ["model", "messages", "max_tokens"]},
+    "CountTokensRequest": {"required": ["model", "messages"]},
+    "ResponsesRequest": {"required": ["model", "input"]},
+    "TokenizeRequest": {"oneOf": [{"required": [name]} for name in ("prompt", "messages")]},
+    "DetokenizeRequest": {"required": ["model", "tokens"]},
 }
 
 
@@ -338,6 +394,34 @@ def chat(d: ModelDescription) -> dict[str, Any] | None:
         return None
     messages = [{"role": "user", "content": "Say hello."}]
     return {"model": d.name, "messages": messages, "max_tokens": 16, "stream": True}
+
+
+def message(d: ModelDescription) -> dict[str, Any] | None:
+    """As `chat`, in Anthropic's form."""
+    return chat(d)
+
+
+def count_tokens(d: ModelDescription) -> dict[str, Any] | None:
+    """Of a chat, None for a model that does not generate."""
+    asked = chat(d)
+    return asked and {name: asked[name] for name in ("model", "messages")}
+
+
+def response(d: ModelDescription) -> dict[str, Any] | None:
+    """As `chat`, as a response."""
+    if d.generating is None:
+        return None
+    return {"model": d.name, "input": "Say hello.", "max_output_tokens": 16, "stream": True}
+
+
+def tokenize(d: ModelDescription) -> dict[str, Any] | None:
+    """A text's tokens, None for a model that does not generate."""
+    return None if d.generating is None else {"model": d.name, "prompt": "Once upon a time"}
+
+
+def detokenize(d: ModelDescription) -> dict[str, Any] | None:
+    """Tokens, None for a model that does not generate."""
+    return None if d.generating is None else {"model": d.name, "tokens": [1, 2, 3]}
 
 
 def _needed(d: ModelDescription) -> list[TensorSpec]:

@@ -254,13 +254,15 @@ class ClassifyCall:
 @dataclass(slots=True)
 class Encoded:
     """An answer's body with the headers that belong to its format. `more`: it is the body's
-    beginning, and the rest is still to be made; `size`: of both, 0 where it is not known."""
+    beginning, and the rest is still to be made; `size`: of both, 0 where it is not known. `status`:
+    HTTP's, of a refusal whose format has one of its own."""
 
     body: bytes
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     more: bool = False
     size: int = 0
+    status: int = 0
 
 
 HALVES = frozenset({"FP16", "BF16"})

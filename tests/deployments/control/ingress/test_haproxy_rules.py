@@ -120,6 +120,7 @@ async def test_what_two_readers_may_understand_differently_reaches_no_gateway(ed
         b"400 no host": ask(),
         b"400 no host, 1.0": b"GET /v1/models HTTP/1.0\r\n\r\n",
         b"400 two keys": ask(HOST, key, key),
+        b"400 two keys of Anthropic's": ask(HOST, *[b"x-api-key: a\r\n"] * 2),
         b"400 nobody": ask(HOST, b": v\r\n"),
         b"403 underscore": ask(HOST, b"x_tenant: acme\r\n"),
         b"403 dot": ask(HOST, b"x.tenant: acme\r\n"),
@@ -165,18 +166,23 @@ async def test_nothing_upgrades_and_a_body_is_read_whole(edge: Edge, token: byte
 
 
 @pytest.mark.parametrize(
-    ("path", "is_openais"),
+    ("path", "api"),
     [
-        (b"/v1", True),
-        (b"/v1/models/a:b", True),
-        (b"/v1/models/a:predict", False),
-        (b"/v1/models/a%3Aclassify", False),
-        (b"/v1x", False),
-        (b"/v2/models/a/infer", False),
-        (b"/healthz", False),
+        (b"/v1", "openai"),
+        (b"/v1/models/a:b", "openai"),
+        (b"/v1/responses", "openai"),
+        (b"/v1/messagesx", "openai"),
+        (b"/tokenize", "openai"),
+        (b"/v1/messages", "anthropic"),
+        (b"/v1/messages/count_tokens", "anthropic"),
+        (b"/v1/models/a:predict", ""),
+        (b"/v1/models/a%3Aclassify", ""),
+        (b"/v1x", ""),
+        (b"/v2/models/a/infer", ""),
+        (b"/healthz", ""),
     ],
 )
-async def test_a_refusal_has_the_shape_of_the_api_it_belongs_to(edge, path, is_openais):
+async def test_a_refusal_has_the_shape_of_the_api_it_belongs_to(edge, path, api):
     key = b"authorization: Bearer a\r\n"
     for request, status, kind, code in (
         (ask(HOST, key, key, path=path), b"400", "invalid_request_error", "invalid_request"),
@@ -188,7 +194,10 @@ async def test_a_refusal_has_the_shape_of_the_api_it_belongs_to(edge, path, is_o
         assert head.split()[1] == status
         assert b"content-type: application/json" in head
         error = json.loads(body)["error"]
-        if is_openais:
+        if api == "anthropic":
+            assert json.loads(body)["type"] == "error"
+            assert error == {"message": error["message"], "type": kind}
+        elif api:
             assert error == {"message": error["message"], "type": kind, "param": None, "code": code}
             assert error["message"]
         else:
@@ -205,9 +214,11 @@ PLAIN = b"HTTP/1.1 %d X\r\ncontent-type: text/plain\r\ncontent-length: 3\r\n\r\n
     + [(PLAIN % status, 503 if status == 404 else status) for status in (404, 408, 500, 503, 504)],
     ids=["nothing", "nonsense", "nobody", "404", "408", "500", "503", "504"],
 )
-@pytest.mark.parametrize(("path", "is_openais"), [(b"/v1/embeddings", True), (b"/v2", False)])
+@pytest.mark.parametrize(
+    ("path", "api"), [(b"/v1/embeddings", "openai"), (b"/v1/messages", "anthropic"), (b"/v2", "")]
+)
 async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
-    tmp_path: Path, said: bytes | None, status: int, path: bytes, is_openais: bool
+    tmp_path: Path, said: bytes | None, status: int, path: bytes, api: str
 ):
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -219,9 +230,14 @@ async def test_what_a_gateway_or_serve_did_not_answer_has_the_shape_too(
     async with in_front_of(gateway, folder=tmp_path) as url, server:
         edge = Edge(urlsplit(url).port or 0)
         head, _, body = (await edge.said(ask(HOST, path=path))).partition(b"\r\n\r\n")
-    assert head.split()[1] == b"%d" % status
+    overloaded = api == "anthropic" and status == 503
+    assert head.split()[1] == (b"529" if overloaded else b"%d" % status)
     error = json.loads(body)["error"]
-    if is_openais:
+    if api == "anthropic":
+        assert json.loads(body)["type"] == "error"
+        kinds = {408: "invalid_request_error", 503: "overloaded_error", 504: "timeout_error"}
+        assert error["type"] == kinds.get(status, "api_error")
+    elif api:
         assert error.keys() == OPENAI
         assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     else:

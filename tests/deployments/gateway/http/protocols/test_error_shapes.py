@@ -5,7 +5,12 @@ import json
 import pytest
 
 from deployments.contract import errors
-from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
+from deployments.gateway.http.protocols import error_shapes
+from deployments.gateway.http.protocols.error_shapes import (
+    anthropic_error,
+    oip_error,
+    openai_error,
+)
 
 
 def test_open_inference_error_is_one_string() -> None:
@@ -38,6 +43,83 @@ def test_openai_error_has_its_type_and_code(
 def test_a_key_that_a_caller_put_at_a_wrong_place_is_not_repeated() -> None:
     key = "hr_Zk3vQ8s-1yXbT0aWm4LrN7cJ5dGf2hUe9iOoKpRtYxB"
     error = errors.NotFound(f"no model is called {key!r}", param=key)
-    for body in (oip_error(error).body, openai_error(error).body):
+    written = [oip_error(error), openai_error(error), anthropic_error(error)]
+    engines = json.dumps({"error": {"message": error.message}}).encode()
+    for body in [
+        *(each.body for each in written),
+        error_shapes.of_engine("messages", 404, engines, ""),
+    ]:
         assert key[3:] not in body.decode()
         assert "no model is called 'hr_…'" in body.decode()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (errors.BadRequest("m"), 400, "invalid_request_error"),
+        (errors.Unauthorized("m"), 401, "authentication_error"),
+        (errors.Forbidden("m"), 403, "permission_error"),
+        (errors.NotFound("m"), 404, "not_found_error"),
+        (errors.BodyTooLarge("m"), 413, "request_too_large"),
+        (errors.RowQuarantined("m"), 422, "invalid_request_error"),
+        (errors.OverOwnLimit("m"), 429, "rate_limit_error"),
+        (errors.HeadraceError("m"), 500, "api_error"),
+        (errors.NotReady("m"), 503, "api_error"),
+        (errors.ReplicaLost("m"), 503, "api_error"),
+        (errors.Overloaded("m"), 529, "overloaded_error"),
+        (errors.Expired("m"), 504, "timeout_error"),
+    ],
+)
+def test_an_anthropic_error_has_its_type_by_its_status(
+    error: errors.HeadraceError, status: int, kind: str
+) -> None:
+    error.request_id = "r"
+    written = anthropic_error(error)
+    assert written.status == status
+    assert json.loads(written.body) == {
+        "type": "error", "error": {"type": kind, "message": "m"}, "request_id": "r"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/messages", anthropic_error), ("/v1/messages/count_tokens", anthropic_error),
+        ("/v1/messages/x", anthropic_error), ("/v1/messagesx", openai_error),
+        ("/v1/responses", openai_error), ("/tokenize", openai_error),
+        ("/detokenize", openai_error), ("/v1", openai_error), ("/v1x", oip_error),
+        ("/v1/models/m:predict", oip_error), ("/v2", oip_error),
+    ],
+)  # fmt: skip
+def test_each_path_has_the_shape_of_its_api(path: str, shape: object) -> None:
+    assert error_shapes.of_path(path) is shape
+
+
+def test_an_engines_refusal_is_told_in_the_shape_of_the_endpoint() -> None:
+    body = b'{"error": {"message": "m", "type": "BadRequestError", "param": "a", "code": 400}}'
+    for endpoint in ("chat", "completions", "responses", "tokenize"):
+        assert error_shapes.of_engine(endpoint, 400, body, "r") == body
+    told = json.loads(error_shapes.of_engine("count_tokens", 404, body, "r"))
+    assert told["error"] == {"type": "not_found_error", "message": "m"}
+    assert told["request_id"] == "r"
+    odd = json.loads(error_shapes.of_engine("messages", 400, b"[]", "r"))
+    assert odd["error"]["type"] == "invalid_request_error"
+
+
+def test_an_event_that_ends_a_stream_has_the_form_of_its_api() -> None:
+    error = errors.ReplicaLost("gone")
+    for endpoint in ("chat", "completions"):
+        event = error_shapes.event(endpoint, error, b"")
+        assert event.startswith(b"data: ")
+        assert event.endswith(b"\n\n")
+        assert json.loads(event[6:])["error"]["code"] == "replica_lost"
+    name, data = error_shapes.event("messages", error, b"").split(b"\n", 1)
+    assert name == b"event: error"
+    assert json.loads(data.removeprefix(b"data: "))["error"]["type"] == "api_error"
+    sent = b'data: {"sequence_number":7}\n\nevent: a\ndata: {"sequence_number":8}\n\n'
+    name, data = error_shapes.event("responses", error, sent).split(b"\n", 1)
+    assert name == b"event: error"
+    assert json.loads(data.removeprefix(b"data: ")) == {
+        "type": "error", "code": "replica_lost", "message": "gone", "param": None,
+        "sequence_number": 9,
+    }  # fmt: skip

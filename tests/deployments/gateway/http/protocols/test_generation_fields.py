@@ -9,14 +9,26 @@ from typing import Any
 import pytest
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import openai_generation
-from deployments.gateway.http.protocols.json_body import Field, Use
-from deployments.gateway.http.protocols.openai_generation import (
+from deployments.gateway.http.protocols import (
+    anthropic_messages,
+    generation_fields,
+    openai_generation,
+    openai_responses,
+    tokenizing,
+)
+from deployments.gateway.http.protocols.generation_fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    COUNT_TOKENS_FIELDS,
+    DETOKENIZE_FIELDS,
+    MESSAGES_FIELDS,
     OF_THE_RENDERER,
-    GenerationCall,
+    RESPONSES_FIELDS,
+    TOKENIZE_CHAT_FIELDS,
+    TOKENIZE_FIELDS,
 )
+from deployments.gateway.http.protocols.json_body import Field, Use
+from deployments.gateway.http.protocols.openai_generation import GenerationCall
 
 
 def chat(**fields: Any) -> GenerationCall:
@@ -29,7 +41,41 @@ def completion(**fields: Any) -> GenerationCall:
     return openai_generation.decode_completion(json.dumps(body).encode())
 
 
+def message(**fields: Any) -> GenerationCall:
+    body = {"model": "m", "max_tokens": 5, "messages": USER, **fields}
+    return anthropic_messages.decode(json.dumps(body).encode())
+
+
+def count(**fields: Any) -> GenerationCall:
+    body = {"model": "m", "messages": USER, **fields}
+    return anthropic_messages.decode_count(json.dumps(body).encode())
+
+
+def response(**fields: Any) -> GenerationCall:
+    return openai_responses.decode(json.dumps({"model": "m", "input": "a", **fields}).encode())
+
+
+def tokens(**fields: Any) -> GenerationCall:
+    return tokenizing.decode(json.dumps({"model": "m", "prompt": "a", **fields}).encode())
+
+
+def tokens_of_chat(**fields: Any) -> GenerationCall:
+    return tokenizing.decode(json.dumps({"model": "m", "messages": USER, **fields}).encode())
+
+
+def text(**fields: Any) -> GenerationCall:
+    return tokenizing.decode_tokens(json.dumps({"model": "m", "tokens": [1], **fields}).encode())
+
+
+USER = [{"role": "user", "content": "a"}]
 BOTH = pytest.mark.parametrize("send", [chat, completion])
+TABLES = {
+    chat: CHAT_FIELDS, completion: COMPLETION_FIELDS, message: MESSAGES_FIELDS,
+    count: COUNT_TOKENS_FIELDS, response: RESPONSES_FIELDS, tokens: TOKENIZE_FIELDS,
+    tokens_of_chat: TOKENIZE_CHAT_FIELDS, text: DETOKENIZE_FIELDS,
+}  # fmt: skip
+EACH = pytest.mark.parametrize("send", TABLES)
+TEMPLATED = pytest.mark.parametrize("send", [chat, message, count, response, tokens_of_chat])
 Send = Callable[..., GenerationCall]
 
 
@@ -39,14 +85,14 @@ def refused(send: Send, **fields: Any) -> BadRequest:
     return caught.value
 
 
-@pytest.mark.parametrize("table", [CHAT_FIELDS, COMPLETION_FIELDS])
+@pytest.mark.parametrize("table", TABLES.values())
 def test_a_refused_field_has_a_reason_and_no_other_one_has(table: Mapping[str, Field]) -> None:
     assert [
         name for name, each in table.items() if bool(each.why) != (each.use is Use.REFUSED)
     ] == []
 
 
-@BOTH
+@pytest.mark.parametrize("send", [chat, completion, message, response])
 def test_a_field_that_nobody_knows_is_refused_with_what_was_meant(send: Send) -> None:
     wrong = refused(send, top_pp=0.5)
     assert (wrong.param, wrong.message) == (
@@ -55,6 +101,11 @@ def test_a_field_that_nobody_knows_is_refused_with_what_was_meant(send: Send) ->
     )
     assert "leave it out" in refused(send, nobody_knows=None).message
     assert len(refused(send, **{"x" * 100_000: 1}).message) < 100
+
+
+@EACH
+def test_a_field_that_nobody_knows_is_refused_everywhere(send: Send) -> None:
+    assert refused(send, nobody_knows=1).param == "nobody_knows"
 
 
 def test_a_chats_field_is_none_of_a_completion() -> None:
@@ -67,7 +118,7 @@ def test_a_chats_field_is_none_of_a_completion() -> None:
 @pytest.mark.parametrize(
     ("send", "name"),
     [
-        *((send, name) for send, table in ((chat, CHAT_FIELDS), (completion, COMPLETION_FIELDS))
+        *((send, name) for send, table in TABLES.items()
           for name, each in table.items() if each.use is Use.REFUSED),
     ],
 )  # fmt: skip
@@ -167,20 +218,67 @@ def test_what_a_template_reads_is_bounded_in_depth() -> None:
     assert refused(chat, tools=[{}] * 129).param == "tools"
 
 
+@TEMPLATED
 @pytest.mark.parametrize("name", sorted(OF_THE_RENDERER))
-def test_a_templates_arguments_reach_the_template_alone(name: str) -> None:
-    wrong = refused(chat, chat_template_kwargs={"enable_thinking": False, name: 10**9})
+def test_a_templates_arguments_reach_the_template_alone(send: Send, name: str) -> None:
+    wrong = refused(send, chat_template_kwargs={"enable_thinking": False, name: 10**9})
     assert wrong.param == "chat_template_kwargs"
     assert f"'{name}'" in wrong.message
-    assert chat(chat_template_kwargs={"enable_thinking": False}).model == "m"
+    assert send(chat_template_kwargs={"enable_thinking": False}).model == "m"
 
 
+@pytest.mark.parametrize(
+    ("send", "where"),
+    [(chat, "messages"), (message, "messages"), (count, "messages"), (tokens_of_chat, "messages"),
+     (response, "input")],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["image_embeds", "audio_embeds", "prompt_embeds"])
-def test_embeddings_in_a_message_are_refused(name: str) -> None:
+def test_embeddings_in_a_message_are_refused(send: Send, where: str, name: str) -> None:
     content = [{"type": name, name: "AAAA"}]
-    wrong = refused(chat, messages=[{"role": "user", "content": content}])
-    assert wrong.param == "messages"
-    assert f"messages[0]: {name} is not accepted" in wrong.message
+    wrong = refused(send, **{where: [{"role": "user", "content": content}]})
+    assert wrong.param == where
+    assert f"{where}[0]" in wrong.message
+    assert f"{name} is not accepted" in wrong.message
+
+
+@pytest.mark.parametrize(
+    ("send", "name", "most", "entry"),
+    [(response, "stop", 4, "a"), (response, "tools", 128, {"type": "function", "name": "f"}),
+     (message, "stop_sequences", 4, "a"), (message, "tools", 1024, {"name": "f"}),
+     (count, "tools", 1024, {"name": "f"}), (tokens_of_chat, "tools", 128, {})],
+)  # fmt: skip
+def test_lists_of_the_other_apis_have_a_largest_number_of_entries(
+    send: Send, name: str, most: int, entry: Any
+) -> None:
+    assert send(**{name: [entry] * most}).model == "m"
+    wrong = refused(send, **{name: [entry] * (most + 1)})
+    assert (wrong.param, f"it may have {most}." in wrong.message) == (name, True)
+
+
+def test_what_a_response_says_again_is_short() -> None:
+    assert response(metadata={str(k): "a" for k in range(16)}).model == "m"
+    assert refused(response, metadata={str(k): "a" for k in range(17)}).param == "metadata"
+    assert refused(response, metadata={"a": "b" * 20_000}).param == "metadata"
+
+
+def test_a_response_lists_as_many_tokens_as_a_chat() -> None:
+    asked = {"include": ["message.output_text.logprobs"]}
+    assert response(top_logprobs=20, **asked).logprobs == 21
+    assert refused(response, top_logprobs=21, **asked).param == "top_logprobs"
+
+
+def test_a_message_is_counted_as_it_would_be_sent() -> None:
+    sent = {
+        "max_tokens": 5, "stream": True, "temperature": 0.5, "stop_sequences": ["a"],
+        "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }  # fmt: skip
+    assert message(**sent).model == count(**sent).model == "m"
+
+
+@pytest.mark.parametrize("endpoint", generation_fields.NO_WORK)
+def test_what_an_engine_reads_tells_requests_apart(endpoint: str) -> None:
+    prompts = {"messages", "prompt", "input", "tokens", "tools", "system", "chat_template_kwargs"}
+    assert prompts & generation_fields.NO_WORK[endpoint] == set()
 
 
 def test_what_openais_client_sends_is_accepted_or_refused_by_name() -> None:
@@ -193,3 +291,28 @@ def test_what_openais_client_sends_is_accepted_or_refused_by_name() -> None:
     )
     for name in openai.CompletionCreateParamsBase.__annotations__:
         assert CHAT_FIELDS[name].use is not Use.REFUSED, name
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "table"),
+    [
+        ("anthropic.types.message_create_params", "MessageCreateParamsBase", MESSAGES_FIELDS),
+        ("anthropic.types.beta.message_create_params", "MessageCreateParamsBase", MESSAGES_FIELDS),
+        ("anthropic.types.message_count_tokens_params", "MessageCountTokensParams",
+         COUNT_TOKENS_FIELDS),
+        ("anthropic.types.beta.message_count_tokens_params", "MessageCountTokensParams",
+         COUNT_TOKENS_FIELDS),
+        ("openai.types.responses.response_create_params", "ResponseCreateParamsBase",
+         RESPONSES_FIELDS),
+    ],
+)  # fmt: skip
+def test_what_the_clients_of_each_api_send_is_accepted_or_refused_by_name(
+    where: str, kind: str, table: Mapping[str, Field]
+) -> None:
+    known = getattr(pytest.importorskip(where), kind).__annotations__.keys()
+    assert known - table.keys() == set()
+    refused = {name for name in known if table[name].use is Use.REFUSED}
+    assert refused <= {
+        "container", "mcp_servers", "thread", "compaction",
+        "previous_response_id", "conversation", "prompt",
+    }  # fmt: skip

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.errors import BadRequest, ReplicaLost
-from deployments.gateway.http.protocols import openai_generation
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import generation_fields, openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 
 
@@ -136,7 +136,7 @@ def test_the_prompts_log_probabilities_that_an_echoed_chat_has(
 
 
 def test_messages_and_their_parts_have_a_largest_number() -> None:
-    most, parts = openai_generation.MAX_MESSAGES, [{"type": "text", "text": "a"}]
+    most, parts = generation_fields.MAX_MESSAGES, [{"type": "text", "text": "a"}]
     for contents in (["a"] * most, [parts * (most - 1)]):
         assert chat(*contents).sequences == 1
         with pytest.raises(BadRequest, match="of both together") as refused:
@@ -241,13 +241,6 @@ def test_fields_are_set_and_all_others_stay_as_they_were() -> None:
     assert b'[{"role":"user","content":"\\u00e9"}]' in sent
     assert b'"top_p":0.50' in sent
     assert (json.loads(sent)["model"], json.loads(sent)["max_tokens"]) == ("n", 5)
-
-
-def test_an_error_event_holds_openais_error() -> None:
-    event = openai_generation.error_event(ReplicaLost("gone"))
-    assert event.startswith(b"data: ")
-    assert event.endswith(b"\n\n")
-    assert json.loads(event[6:])["error"]["code"] == "replica_lost"
 
 
 # ---- fingerprints -------------------------------------------------------------------------------

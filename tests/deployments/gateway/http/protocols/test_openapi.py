@@ -14,16 +14,23 @@ from openapi_spec_validator import validate
 from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import (
+    anthropic_messages,
     classify,
     embeddings,
     metadata,
     open_inference,
     openai_generation,
+    openai_responses,
     openapi,
     predict,
+    tokenizing,
     triton,
 )
-from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
+from deployments.gateway.http.protocols.error_shapes import (
+    anthropic_error,
+    oip_error,
+    openai_error,
+)
 from deployments.gateway.http.protocols.tensors import ClassifyCall, Encoded, InferCall, Tensor
 from deployments.gateway.http.row_conversion import split
 from deployments.gateway.telemetry.metrics import (
@@ -65,6 +72,11 @@ PATHS = {
     "/v1/score",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
     "/v1/models",
     "/v1/models/{model}",
     "/metrics",
@@ -204,7 +216,7 @@ def test_operations_are_distinct_and_name_their_path_parameters(doc: Any) -> Non
 
 def test_refusals_that_may_be_retried_say_when(doc: Any) -> None:
     for name, answer in doc["components"]["responses"].items():
-        may = name.endswith(("429", "503"))
+        may = name.endswith(("429", "503", "529"))
         assert ("retry-after" in answer.get("headers", {})) is may
 
 
@@ -292,6 +304,7 @@ def test_what_is_written_conforms_to_its_schema(
         "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),
         "Error": oip_error(BadRequest("m")),
         "OpenAIError": openai_error(BadRequest("m")),
+        "AnthropicError": anthropic_error(BadRequest("m")),
         "ServerMetadata": metadata.server_metadata(),
         "ModelMetadata": metadata.model_metadata(d),
         "ModelConfig": triton.model_config(d),
@@ -321,6 +334,11 @@ def test_document_without_models_has_no_examples() -> None:
     [
         ("/v1/chat/completions", "ChatRequest", openai_generation.decode_chat),
         ("/v1/completions", "CompletionRequest", openai_generation.decode_completion),
+        ("/v1/messages", "MessagesRequest", anthropic_messages.decode),
+        ("/v1/messages/count_tokens", "CountTokensRequest", anthropic_messages.decode_count),
+        ("/v1/responses", "ResponsesRequest", openai_responses.decode),
+        ("/tokenize", "TokenizeRequest", tokenizing.decode),
+        ("/detokenize", "DetokenizeRequest", tokenizing.decode_tokens),
     ],
 )
 def test_examples_of_generation_are_of_models_that_generate_and_decode(
@@ -333,4 +351,5 @@ def test_examples_of_generation_are_of_models_that_generate_and_decode(
     assert decode(json.dumps(found).encode()).model == "chat"
     assert list(examples(doc, "/v2/models/{model}/infer")) == ["device"]
     answers = doc["paths"][path]["post"]["responses"]["200"]["content"]
-    assert set(answers) == {"application/json", "text/event-stream"}
+    streams = {"text/event-stream"} if path in openapi._GENERATES else set()
+    assert set(answers) == {"application/json"} | streams
