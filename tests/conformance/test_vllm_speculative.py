@@ -116,7 +116,7 @@ async def test_with_more_sequences_than_said_nothing_is_proposed(models: Models)
         drafted = (await settled(runtime, within_s=5)).drafted
         assert drafted > 0
         for refused in ({"min_p": 0.5}, {"logit_bias": {"7": 1}}):
-            heard = await hear(runtime, completion(**refused))
+            heard = await hear(runtime, completion(temperature=1, **refused))
             assert heard.status == 400
             assert "speculative" in heard.page()["error"]["message"]
         # Equal lengths begin and end together, but for a step or two.
