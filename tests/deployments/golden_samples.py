@@ -113,7 +113,9 @@ STEPS = StepMessage(
     held=4,
     seen=5,
     inflight=6,
-    load=EngineLoad(1, 2, 0.5, 3, 4, 5, 6, 8, 7, AdapterLoad(("law", "code"), 7, 8, 0.25, 9, ("sql",))),
+    load=EngineLoad(
+        1, 2, 0.5, 3, 4, 5, 6, 8, 7, AdapterLoad(("law", "code"), 7, 8, 0.25, 9, ("sql",))
+    ),
     shares=SharesMessage((0.5, 1.5), WORK, WORK[1:]),
     read=1000,
     written=200,
