@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -138,18 +139,22 @@ class ResidentAdapters:
 
     def __init__(
         self,
-        adapters: Iterable[Adapter],
+        adapters: Mapping[str, Adapter],
         places: int,
         load: Load,
         unload: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._adapters = {each.name: each for each in adapters}
+        self._adapters = adapters  # may change as the engine runs
+        self._sources: dict[str, str] = {}  # of those that are loaded, or were to be
+        self._stale: set[str] = set()  # loaded from a source that is not theirs any more
         self._slots = AdapterSlots(places)
         self._load, self._unload = load, unload
         self._failures = self._waiting = 0
-        self._failed_at: dict[str, float] = {}
+        self._failed_at: dict[tuple[str, str], float] = {}  # by name and source
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        # Of their own: files may take minutes to come, and the loop's threads are everybody's.
+        self._threads = ThreadPoolExecutor(max(places, 1), thread_name_prefix="adapters")
 
     def __contains__(self, name: object) -> bool:
         return name in self._adapters
@@ -157,22 +162,34 @@ class ResidentAdapters:
     @property
     def load(self) -> AdapterLoad:
         slots = self._slots
-        return AdapterLoad(slots.held, slots.loads, self._failures, slots.load_s, self._waiting)
+        failing = sorted({name for name, _ in self._failed_at if self._is_failing(name)})
+        return AdapterLoad(
+            slots.held, slots.loads, self._failures, slots.load_s, self._waiting, tuple(failing)
+        )
+
+    def _is_failing(self, name: str) -> bool:
+        """Whether its load failed just now, so that it is not tried."""
+        adapter = self._adapters.get(name)
+        failed_at = self._failed_at.get((name, adapter.source)) if adapter else None
+        return failed_at is not None and time.perf_counter() - failed_at < RETRY_S
 
     async def use(self, name: str) -> None:
         """Returns when a request for the adapter may run, which must call `done` when it has ended.
         Raises AdapterUnavailable."""
         first = True
         while True:
-            failed_at = self._failed_at.get(name)
-            if failed_at is not None and time.perf_counter() - failed_at < RETRY_S:
+            adapter = self._adapters.get(name)
+            if adapter is None:
                 raise AdapterUnavailable(name)
-            answer, first = self._slots.want(name, first=first), False
+            if self._is_failing(name):
+                raise AdapterUnavailable(name)
+            answer, first = self._wanted(name, adapter, first=first), False
             if answer.want is Want.RUN:
                 return
             if answer.want is Want.LOAD:
                 # A task of its own: the request that began it may leave while others wait.
-                task = asyncio.get_running_loop().create_task(self._bring(name, answer.victim))
+                bringing = self._bring(name, adapter, answer.victim)
+                task = asyncio.get_running_loop().create_task(bringing)
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             self._waiting += 1
@@ -180,6 +197,15 @@ class ResidentAdapters:
                 await self._changed.wait()
             finally:
                 self._waiting -= 1
+
+    def _wanted(self, name: str, adapter: Adapter, *, first: bool) -> Answer:
+        """As `AdapterSlots.want`, but one that was loaded from another source goes first, once no
+        request uses it."""
+        if name in self._slots.held and self._sources[name] != adapter.source:
+            if not self._slots.drop(name):
+                return _WAIT
+            self._stale.add(name)
+        return self._slots.want(name, first=first)
 
     def done(self, name: str) -> None:
         """A request that may run has ended."""
@@ -191,22 +217,25 @@ class ResidentAdapters:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _bring(self, name: str, victim: str) -> None:
+    async def _bring(self, name: str, adapter: Adapter, victim: str) -> None:
         try:
-            if victim:
-                await self._unload(victim)
+            stale, self._stale = self._stale, set()
+            for gone in {*stale, victim} - {""}:
+                await self._unload(gone)
             loop = asyncio.get_running_loop()
-            folder, digest = await loop.run_in_executor(None, self._adapters[name].files)
+            folder, digest = await loop.run_in_executor(self._threads, adapter.files)
             began = time.perf_counter()
             await self._load(name, folder, digest)
         except Exception as fault:
             self._failures += 1
-            self._failed_at[name] = time.perf_counter()
+            self._failed_at[name, adapter.source] = time.perf_counter()
             self._slots.failed(name)
             logger.error("the adapter %s cannot be loaded: %s", name, fault)
         else:
-            self._failed_at.pop(name, None)
+            self._failed_at.pop((name, adapter.source), None)
+            self._sources[name] = adapter.source
             self._slots.loaded(name, time.perf_counter() - began)
         finally:
             self._notify()

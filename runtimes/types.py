@@ -153,7 +153,7 @@ class Limits:
 class Adapter:
     """A LoRA adapter that requests ask for as `model:name`."""
 
-    name: str
+    source: str  # as in the settings; another one is another adapter, whatever its name
     # Fetches it, where it is not here, and returns its folder and a digest of its content. Blocks;
     # raises LoadError.
     files: Callable[[], tuple[Path, str]]
@@ -187,7 +187,7 @@ class RuntimeSettings:
     options: Mapping[str, Any] = field(default_factory=dict)  # checked by the backend
 
     # Of a model that generates.
-    adapters: tuple[Adapter, ...] = ()
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # by name; changes as it runs
     adapters_resident: int = 0  # that an engine holds at once; 0: it has none
     max_lora_rank: int = 0  # of any of them, unless the options say it
     # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
@@ -360,6 +360,7 @@ class AdapterLoad:
     failures: int = 0  # loads that failed
     load_s: float = 0.0  # mean seconds of a load lately; 0.0: there was none
     waiting: int = 0  # requests that wait for one, and are not at the engine
+    failing: tuple[str, ...] = ()  # names of those that could not be loaded, and are refused now
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ through the registry, and every gateway reads it. Plain data, so that it pickles
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -78,6 +79,15 @@ class Generating:
     shared_prefixes: bool = False  # all tenants share them
     adapters: tuple[str, ...] = ()  # asked for as `model:adapter`
     adapter_digests: tuple[str, ...] = ()  # of their contents, in the same order
+
+
+def adapters_by_hand(
+    declared: Mapping[str, str], by_hand: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The adapters of a model, by name: those of its settings, but for those that an operator has
+    added (a source) or taken out (None)."""
+    both = {**declared, **by_hand}
+    return {name: source for name, source in both.items() if source is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     entries: Mapping[str, Entry] = {}
     history: Mapping[str, tuple[Version, ...]] = {}  # that ran before, oldest first
     pins: Mapping[str, int] = {}  # numbers of replicas by hand, by "model/group"
+    # Sources by name of adapters that were added by hand; None: of the settings, and taken out.
+    adapters: Mapping[str, Mapping[str, str | None]] = {}
     revoked: tuple[str, ...] = ()  # hashes of keys
     tenants: Section | None = None  # a tenants file's content; None: a path names it
     turn: int = 0  # how often `freeze` has set the controllers' switch in `tenants`

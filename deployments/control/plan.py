@@ -1,7 +1,8 @@
 """Which list of applications follows from what a deployer wishes?
 
 The wishes: a file (`applied`), the end of a rollout (`decided`), the version before (`went_back`),
-the controllers' switch (`switched`), a revoked key (`revoked`), a number of replicas (`pinned`).
+the controllers' switch (`switched`), a revoked key (`revoked`), a number of replicas (`pinned`), an
+adapter (`adapted`).
 A file's model changes by a canary if a version of it serves, its new settings would replace that
 version's replicas, and they have a `rollout`. Otherwise it changes in place, and the driver takes
 the change back if the new version cannot start.
@@ -19,6 +20,7 @@ from typing import Any
 from msgspec.structs import replace as changed
 
 from deployments.contract.app_names import CONTROL_APP, is_model_app, model_app, model_name
+from deployments.contract.description import adapters_by_hand
 from deployments.contract.listed import Entry, Stage, Version
 from deployments.contract.rollout.account import RolloutRecord, VersionAccount
 from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms, canary_of
@@ -54,7 +56,9 @@ OPENS = (
 NUMBERS = ("count", "min", "max", "spare", "survive", "priority")
 """Settings of replicas that belong to no version: going back leaves them as they are."""
 _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
-_BLOCK = ("entries", "history", "pins", "revoked", "revision", "lease", "changes", "turn")
+_BLOCK = (
+    "entries", "history", "pins", "adapters", "revoked", "revision", "lease", "changes", "turn",
+)  # fmt: skip
 """Fields of the block that a file says nothing of."""
 
 
@@ -125,6 +129,7 @@ def _kept_of(running: AppList, settings: Settings) -> dict[str, Any]:
     kept = {name: getattr(control, name) for name in _BLOCK}
     kept["history"] = {n: v for n, v in control.history.items() if n in models}
     kept["pins"] = {n: v for n, v in control.pins.items() if n.partition("/")[0] in models}
+    kept["adapters"] = {n: v for n, v in control.adapters.items() if n in models}
     return kept
 
 
@@ -412,6 +417,35 @@ def pinned(running: AppList, name: str, replicas: int | None) -> AppList:
     """A number of replicas by hand. `name`: "model/group"; None lets the autoscaler decide."""
     pins = {n: each for n, each in running.control.pins.items() if n != name}
     return running.with_control(pins=pins if replicas is None else {**pins, name: replicas})
+
+
+def declared_adapters(running: AppList, model: str) -> Mapping[str, str]:
+    """The adapters in the model's settings. Raises ClusterError where it has none: its engine was
+    started without places for any."""
+    if not running.has(model):
+        names = ", ".join(running.control.scaling.get("models", {}))
+        raise ClusterError(f"no model {model!r}; there are: {names}")
+    found = running.applications[model_app(model)]["args"]["settings"].get("adapters") or {}
+    if not found:
+        raise ClusterError(
+            f"{model} has no adapters in its settings, so its engine has no places for any; add "
+            "the first one in the file and apply it"
+        )
+    declared: Mapping[str, str] = found
+    return declared
+
+
+def adapted(running: AppList, model: str, name: str, source: str | None) -> AppList:
+    """An adapter of a model by hand; None takes it out. It stays so when a file is applied."""
+    declared = declared_adapters(running, model)
+    by_hand = dict(running.control.adapters.get(model, {}))
+    if source is None and name not in adapters_by_hand(declared, by_hand):
+        raise ClusterError(f"{model} has no adapter {name!r}")
+    by_hand.pop(name, None)
+    if source != declared.get(name):  # else it is as the settings say
+        by_hand[name] = source
+    others = {n: each for n, each in running.control.adapters.items() if n != model}
+    return running.with_control(adapters={**others, model: by_hand} if by_hand else others)
 
 
 def revoked(running: AppList, key_hash: str) -> AppList:

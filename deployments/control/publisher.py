@@ -17,7 +17,7 @@ from deployments.control.dashboard import ClusterError
 from deployments.control.plan import OPENS, lists_keys
 from deployments.control.scaling import store
 from deployments.control.scaling.scaling_terms import published_scaling
-from deployments.process import actors, audit, tenants_store
+from deployments.process import actors, adapters_store, audit, tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.plain import SettingsErrors, settings_digest
 from deployments.settings_files.load import parse_tenants, tenants_text
@@ -32,6 +32,7 @@ def publish(control: Control) -> None:
     scaling = published_scaling(control)
     text = _tenants(control)
     store.put(store.DOCUMENT, scaling.text())
+    adapters_store.publish(control.adapters)
     for key_hash in control.revoked:
         tenants_store.revoke(key_hash)
     if text is None:

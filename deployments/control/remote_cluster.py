@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, CONTROL_APP, GATEWAY_APP, model_app
+from deployments.contract.description import adapters_by_hand
 from deployments.contract.listed import Control
 from deployments.contract.rollout.account import RolloutRecord
 from deployments.control import plan
@@ -238,6 +239,20 @@ class RemoteCluster:
             return plan.pinned(listed, f"{model}/{group}", replicas)
 
         self._change("scale", pinned)
+
+    def adapters(self, model: str) -> dict[str, tuple[str, bool]]:
+        """The model's adapters: by name the source, and whether it was given by hand. Raises
+        ClusterError if the model has none in its settings."""
+        listed = AppList.of(ours(self._rest.details()))
+        by_hand = listed.control.adapters.get(model, {})
+        declared = plan.declared_adapters(listed, model)
+        found = adapters_by_hand(declared, by_hand)
+        return {name: (source, name in by_hand) for name, source in found.items()}
+
+    def adapt(self, model: str, name: str, source: str | None) -> None:
+        """Add an adapter to a model that runs; None takes it out. Raises ClusterError."""
+        verb = "adapter remove" if source is None else "adapter add"
+        self._change(verb, lambda listed: plan.adapted(listed, model, name, source))
 
     def keys(self) -> list[KeyRow]:
         """The keys of the tenants there. Those that were revoked at a gateway, or by a folder, do

@@ -56,6 +56,7 @@ from deployments.gateway.tenancy.live_tenants import (
 from deployments.gateway.tenancy.rates import MAX_USED
 from deployments.process import (
     actors,
+    adapters_store,
     audit,
     listening_socket,
     log_choice,
@@ -163,8 +164,9 @@ class Gateway:
         return self._app
 
     async def _follow_tenants(self) -> None:
-        """Adopt changed tenants, revoked keys and the switch that freezes controllers, for ever.
-        Needs only the store that holds them, not the registry."""
+        """Adopt changed tenants, revoked keys, the switch that freezes controllers, and adapters
+        that operators have changed, for ever. Needs only the store that holds them, not the
+        registry."""
         while True:
             try:
                 before = self._tenants.digest
@@ -174,6 +176,7 @@ class Gateway:
                                   before, self._tenants.digest)
                     )  # fmt: skip
                 self._models.freeze(self._tenants.frozen)
+                self._models.adapt(await asyncio.to_thread(adapters_store.fetch))
             except Exception:
                 logger.exception("the tenants cannot be looked at; going on with those there are")
             await asyncio.sleep(_TENANTS_S)

@@ -30,7 +30,7 @@ from deployments.preprocess import pairs
 from deployments.replica import backend_env, embedding_choices
 from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import (
-    adapters_of,
+    LocalAdapters,
     files_of,
     local_file,
     local_options,
@@ -325,7 +325,7 @@ def runtime_settings(
         max_tokens=model.batch.max_tokens,
         row_shapes=row_shapes(model.image),
         options=local_options(options, cache_dir, progress),
-        adapters=adapters_of(model, base, rank, cache_dir),
+        adapters=LocalAdapters(base, rank, cache_dir).made(model.adapters),
         adapters_resident=model.adapters_resident if model.adapters else 0,
         max_lora_rank=rank,
         progress=progress,

@@ -16,7 +16,7 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,18 +27,18 @@ from ray import serve
 
 from autoscaling.types import StartReading, State
 from deployments.contract.codec import SPOKEN_TEXT
-from deployments.contract.description import DESCRIPTION, ModelDescription
+from deployments.contract.description import DESCRIPTION, ModelDescription, adapters_by_hand
 from deployments.contract.registry import PROGRESS
 from deployments.contract.rollout.observations import LIVE_COSTS, CostBounds, LiveCosts
 from deployments.contract.scaling.messages import START
-from deployments.process import actors, log_choice
+from deployments.process import actors, adapters_store, log_choice
 from deployments.process.actors import registry
 from deployments.process.cost_gate import late_rows
 from deployments.process.loop_watch import HUNG_EXIT_CODE, LoopWatch, watch_process
 from deployments.process.loopback import keep_loopback_direct, keep_replica_calls_local
 from deployments.process.sockets import server_tls
 from deployments.replica import backend_env, describe, known_costs
-from deployments.replica.artifacts.local_model import local_model
+from deployments.replica.artifacts.local_model import LocalAdapters, local_model
 from deployments.replica.backend_env import reserved_cpus
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.device import DeviceWorker, FailedRows, hang_limits
@@ -56,10 +56,11 @@ from deployments.settings_files.made import cache_dir
 from routers.shared_engines import WAITING_SHARE
 from runtimes import catalog, independence, profiling
 from runtimes.profiling import Profile
-from runtimes.types import DeviceMemory, Runtime, StreamRuntime
+from runtimes.types import Adapter, DeviceMemory, Runtime, StreamRuntime
 
 _OPTIONAL_ENDS_S = 600.0
 _LONGEST_WAIT_S = 60.0  # for other replicas of the same version
+_ADAPTERS_S = 1.0  # between two looks at those that operators have changed
 _LOOKS_S, _ANSWER_S = 0.2, 2.0  # between two questions to the registry; to wait for an answer
 _COLD_S = 1.0  # fetching and converting take longer; looking for what is there takes less
 logger = logging.getLogger("headrace.replica")
@@ -338,6 +339,29 @@ class BatchReplica(ModelReplica):
             self._runtime.close()
 
 
+async def follow_adapters(
+    table: dict[str, Adapter],
+    declared: Mapping[str, str],
+    local: LocalAdapters,
+    fetch: Callable[[], Mapping[str, str | None]],
+) -> None:
+    """Keep the table as the settings say (`declared`, sources by name), but for the adapters that
+    operators add and take out (`fetch`, which blocks and may raise), for ever."""
+    known: Mapping[str, str | None] = {}
+    while True:
+        await asyncio.sleep(_ADAPTERS_S)
+        try:
+            by_hand = await asyncio.to_thread(fetch)
+        except Exception as silence:
+            logger.debug("the adapters cannot be looked at: %r", silence)
+            continue
+        if by_hand != known:
+            known = by_hand
+            found = local.made(adapters_by_hand(declared, by_hand))
+            table.clear()
+            table.update(found)
+
+
 class StreamReplica(ModelReplica):
     """A model that generates: an engine that batches by itself, and a stream core."""
 
@@ -353,6 +377,7 @@ class StreamReplica(ModelReplica):
         )
         limits = hang_limits(self._settings)
         watching = (
+            self._follow_adapters(),
             watch_stalls(core, limits, self._end_process, min(1.0, limits.max_s / 4)),
             self._watch_device(self._runtime.limits().device, core),
         )
@@ -365,12 +390,25 @@ class StreamReplica(ModelReplica):
             name, model, cache_dir, self._progress.report, reserved_cpus()
         )
         backend_env.set_engine_variables(settings)
+        self._engine_settings = settings
+        self._adapters = dict(settings.adapters)
+        settings = replace(settings, adapters=self._adapters)
         runtime = self._runtime = catalog.create_stream(settings)
         await runtime.load()
         await runtime.warm()
         self._progress.report("profiling", 0.0)
         profile = await profiling.measure_stream(name, runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, runtime, profile)
+
+    async def _follow_adapters(self) -> None:
+        model, engine = self._settings, self._engine_settings
+        base = None if model.runtime == "synthetic" else engine.source
+        local = LocalAdapters(base, engine.max_lora_rank, cache_dir())
+        if model.adapters:
+            await follow_adapters(
+                self._adapters, model.adapters, local,
+                lambda: adapters_store.fetch().get(engine.name, {}),
+            )  # fmt: skip
 
     async def check_health(self) -> None:
         assert self._core is not None

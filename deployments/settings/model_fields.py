@@ -79,15 +79,11 @@ Alias = Annotated[
 ]
 
 
-AdapterName = Annotated[
-    str,
-    AfterValidator(
-        name_check(
-            rf"(?=.{{1,100}}$){_WORD}",
-            "is no name of an adapter; must be at most 100 letters, digits, - . _",
-        )
-    ),
-]
+_adapter_name = name_check(
+    rf"(?=.{{1,100}}$){_WORD}",
+    "is no name of an adapter; must be at most 100 letters, digits, - . _",
+)
+AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 MAX_ADAPTERS = 1000
 
 
@@ -139,6 +135,15 @@ class SloSettings(Section):
         description="Longest timeout that a request may ask for (`x-timeout-ms`); a longer one "
         f"counts as this. Unset: {TIMEOUT_MS:g}, or `timeout_ms` if that is longer.",
     )
+
+
+def adapter_name_complaint(name: str) -> str | None:
+    """What is wrong with the name of an adapter."""
+    try:
+        _adapter_name(name)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 class ModelFields(Section):

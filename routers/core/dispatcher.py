@@ -234,9 +234,9 @@ class Dispatcher:
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
                     learn_of_peers(self._state, replica, believable(report, 0.0), now)
-            case AdaptersHeld(replica_id, adapters, load_s):
+            case AdaptersHeld(replica_id, adapters, load_s, failing):
                 if replica_id in self._replicas.by_id and requests.generations is not None:
-                    requests.generations.adapters.told(replica_id, adapters, load_s)
+                    requests.generations.adapters.told(replica_id, adapters, load_s, failing)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:

@@ -20,6 +20,7 @@ _SPREAD = 1.5  # replicas that hold an adapter, by its share of the requests tim
 # Of a copy beyond that. Measured (tests/simulation/adapter_load.py, loads of 20 ms): against none,
 # 0.43 of the loads, and the p99 of first tokens 265 ms instead of 243.
 _COPY_S = 1.0
+_FAILS_S = 30.0  # at a replica that cannot load it now: any other one is better
 _GROWTH = 1.002  # of the weight of each new request: a use counts half after 347 further ones
 _LARGEST = 1e100  # weights are scaled down beyond
 _FORGOTTEN = 1e-6  # of the newest use: such counts are dropped
@@ -33,18 +34,26 @@ class AdapterAccount:
         self.places = places
         self.load_s = _FIRST_LOAD_S  # seconds of a load
         self._held: dict[str, dict[str, int]] = {}  # by replica: open leases of each adapter
+        self._reported: dict[str, frozenset[str]] = {}  # by replica, those that it said last
+        self._failing: dict[str, frozenset[str]] = {}  # by replica
         self._uses: dict[str, float] = {}
         self._weight = 1.0
 
     def holders(self, adapter: str) -> list[str]:
         """Ids of the replicas that hold it, or are loading it."""
-        return [replica_id for replica_id, held in self._held.items() if adapter in held]
+        return [
+            replica_id
+            for replica_id, held in self._held.items()
+            if adapter in held and not self._fails(replica_id, adapter)
+        ]
 
     def price_s(self, replica_id: str, adapter: str, request_s: float) -> float:
         """Seconds that it costs to serve a request for the adapter there, because of the adapter
         alone. `request_s`: predicted seconds of such a request, which pass where no adapter may
         go."""
         held = self._held.get(replica_id, {})
+        if adapter and self._fails(replica_id, adapter):
+            return self.load_s + _FAILS_S
         if not adapter or adapter in held:
             return 0.0
         uses, load_s = self._uses, self.load_s
@@ -86,14 +95,26 @@ class AdapterAccount:
         return loads
 
     def ended(self, replica_id: str, adapter: str) -> None:
-        """A lease for it has closed there."""
+        """A lease for it has closed there. What the replica never said that it holds was not
+        loaded."""
         held = self._held.get(replica_id, {})
         if held.get(adapter, 0) > 0:
             held[adapter] -= 1
+            if not held[adapter] and adapter not in self._reported.get(replica_id, held):
+                del held[adapter]
 
-    def told(self, replica_id: str, adapters: Iterable[str], load_s: float) -> None:
-        """The replica reports those that it holds, and the mean seconds of its loads lately (0.0:
-        it knows none). One that open leases need counts as held: it is on its way."""
+    def told(
+        self,
+        replica_id: str,
+        adapters: Iterable[str],
+        load_s: float,
+        failing: Iterable[str] = (),
+    ) -> None:
+        """The replica reports those that it holds, the mean seconds of its loads lately (0.0: it
+        knows none), and those that it cannot load now. One that open leases need counts as held: it
+        is on its way."""
+        self._reported[replica_id] = adapters = frozenset(adapters)
+        self._failing[replica_id] = frozenset(failing)
         before = self._held.get(replica_id, {})
         now = {each: leases for each, leases in before.items() if leases}
         for each in adapters:
@@ -104,4 +125,8 @@ class AdapterAccount:
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
-        self._held.pop(replica_id, None)
+        for each in (self._held, self._reported, self._failing):
+            each.pop(replica_id, None)
+
+    def _fails(self, replica_id: str, adapter: str) -> bool:
+        return adapter in self._failing.get(replica_id, ())

@@ -39,7 +39,7 @@ class Part:
     """What a step reads of one sequence: `ids` (int64) behind the first `at` tokens, which were
     read before. `wanted`: whether the numbers behind the last are."""
 
-    cache: Any  # of the network's making
+    cache: Any  # of the network's own making
     ids: Ids
     at: int
     wanted: bool = True

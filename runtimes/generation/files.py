@@ -43,8 +43,9 @@ def check(folder: Path, longest: int | None, runtime: str) -> int:
             f"{file}: it has layers of {', '.join(sorted(kinds - _LAYERS))}; runtime "
             f"{runtime} generates with attention alone; use runtime vllm"
         )
-    window = config.get("sliding_window")
-    windows = config.get("use_sliding_window", type(window) is int) and kinds != {"full_attention"}
+    said = config.get("sliding_window")
+    window = said if type(said) is int else 0
+    windows = config.get("use_sliding_window", window > 0) and kinds != {"full_attention"}
     if runtime == "openvino" and windows and (longest is None or longest > window):
         raise LoadError(
             f"{file}: its attention looks back {window} tokens, and runtime openvino looks at all; "

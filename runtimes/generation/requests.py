@@ -1,18 +1,18 @@
 """What a request to generate asks for, in OpenAI's JSON with the fields that vLLM adds.
 
 Every field is read, means nothing for the answer (`_MEANINGLESS`), says what happens anyway
-(`_AS_IT_IS`), or is refused by its name: none is passed over. Null is as if a field were missing.
+(`AS_IT_IS`), or is refused by its name: none is passed over. Null is as if a field were missing.
 Source: OpenAI's API reference, "Create chat completion", "Create completion"; vLLM's protocol.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
 
 from runtimes.synthetic.stream import InvalidRequest
 from runtimes.vllm.refusals import sentence
@@ -29,7 +29,7 @@ _MEANINGLESS = frozenset(
     {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
      "prompt_cache_retention", "priority"}
 )  # fmt: skip
-_AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
+AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},), "store": (False,), "best_of": (1,), "suffix": ("",),
     "use_beam_search": (False,), "length_penalty": (1.0,), "bad_words": ([],),
@@ -83,7 +83,7 @@ class _Common(_Strict):
     ignore_eos: bool = False
 
 
-class _Completion(_Common):
+class Completion(_Common):
     prompt: str | _Ids | list[str] | list[_Ids]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool = False
@@ -101,7 +101,7 @@ class _Message(_Strict):
     tool_call_id: str | None = None
 
 
-class _Chat(_Common):
+class Chat(_Common):
     messages: Annotated[list[_Message], Field(min_length=1)]
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
@@ -173,12 +173,12 @@ class Asked:
 def read(endpoint: str, body: bytes, model: str, defaults: Defaults) -> Asked:
     """Raises `InvalidRequest`. `model`: the only name that is served."""
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        given = from_json(body, allow_inf_nan=False)  # refuses halves of characters, too
+    except ValueError as error:
         raise InvalidRequest(f"the body is no JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequest("the body must be a JSON object")
-    kind = _Chat if endpoint == "chat" else _Completion
+    kind = Chat if endpoint == "chat" else Completion
     fields = {name: value for name, value in given.items() if _matters(name, value)}
     unknown = sorted(fields.keys() - kind.model_fields.keys())
     if unknown:
@@ -229,14 +229,14 @@ def room(asked: Asked, prompt: int, context: int) -> int:
 
 
 def _matters(name: str, value: Any) -> bool:
-    known = _AS_IT_IS.get(name, ())
+    known = AS_IT_IS.get(name, ())
     is_so = any(type(value) is type(each) and value == each for each in known)
     return value is not None and name not in _MEANINGLESS and not is_so
 
 
-def _asked(said: _Completion | _Chat, defaults: Defaults) -> Asked:
-    chat = isinstance(said, _Chat)
-    most = said.max_completion_tokens if isinstance(said, _Chat) else None
+def _asked(said: Completion | Chat, defaults: Defaults) -> Asked:
+    chat = isinstance(said, Chat)
+    most = said.max_completion_tokens if isinstance(said, Chat) else None
     most = said.max_tokens if most is None else most
     if most is None:
         most = defaults.max_tokens if chat else _COMPLETION_TOKENS
@@ -247,7 +247,7 @@ def _asked(said: _Completion | _Chat, defaults: Defaults) -> Asked:
             f"min_tokens is {said.min_tokens}, more than the {most} tokens of an answer",
             "min_tokens",
         )
-    prompts = _prompts(said.prompt) if isinstance(said, _Completion) else ()
+    prompts = _prompts(said.prompt) if isinstance(said, Completion) else ()
     if said.n * len(prompts) > MAX_OUTPUTS:
         raise InvalidRequest(
             f"the request has {len(prompts)} prompts with {said.n} outputs each; it may have "
@@ -260,19 +260,19 @@ def _asked(said: _Completion | _Chat, defaults: Defaults) -> Asked:
         max_tokens=most,
         stream=said.stream,
         usage=said.stream_options is not None and said.stream_options.include_usage,
-        echo=isinstance(said, _Completion) and said.echo,
+        echo=isinstance(said, Completion) and said.echo,
         stop=(said.stop,) if isinstance(said.stop, str) else tuple(said.stop),
         include_stop=said.include_stop_str_in_output,
         skip_special=said.skip_special_tokens,
         token_ids=said.return_token_ids,
         cache_salt=said.cache_salt,
         prompts=prompts,
-        messages=[_message(each) for each in said.messages] if isinstance(said, _Chat) else [],
-        arguments=_arguments(said) if isinstance(said, _Chat) else {},
+        messages=[_message(each) for each in said.messages] if isinstance(said, Chat) else [],
+        arguments=_arguments(said) if isinstance(said, Chat) else {},
     )
 
 
-def _sampling(said: _Completion | _Chat, defaults: Defaults) -> Sampling:
+def _sampling(said: Completion | Chat, defaults: Defaults) -> Sampling:
     def default(name: str) -> Any:
         value = getattr(said, name)
         return getattr(defaults, name) if value is None else value
@@ -306,8 +306,8 @@ def _biases(said: Mapping[str, float]) -> dict[int, float]:
     return biases
 
 
-def _logprobs(said: _Completion | _Chat) -> int | None:
-    if isinstance(said, _Completion):
+def _logprobs(said: Completion | Chat) -> int | None:
+    if isinstance(said, Completion):
         if said.echo and said.logprobs is not None:
             raise InvalidRequest("logprobs cannot be told of an echoed prompt; leave echo out",
                                  "logprobs")  # fmt: skip
@@ -333,7 +333,7 @@ def _message(message: _Message) -> dict[str, Any]:
     return said
 
 
-def _arguments(said: _Chat) -> dict[str, Any]:
+def _arguments(said: Chat) -> dict[str, Any]:
     if said.reasoning_effort is None:
         return said.chat_template_kwargs
     return {"reasoning_effort": said.reasoning_effort, **said.chat_template_kwargs}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class Sampler:
             scores[list(said.ends)] = -torch.inf
         if self._changes:
             read = torch.from_numpy(np.concatenate([prompt, np.asarray(output, dtype=np.int64)]))
-            scores = self._changes(read[None], scores[None])[0]
+            scores = self._changes(cast(torch.LongTensor, read[None]), scores[None])[0]
         if self._penalised and self._counted:
             counts = torch.tensor(list(self._counted.values()), dtype=torch.float32)
             scores[list(self._counted)] -= said.frequency_penalty * counts + said.presence_penalty
@@ -103,7 +104,8 @@ class Sampler:
         if 0 < said.top_k < len(scores):  # first, so that the rest has fewer to sort
             scores, ids = scores.topk(said.top_k)
         # None of these looks at the tokens before.
-        scores = self._warpers(torch.empty(1, 0, dtype=torch.int64), scores[None])[0]
+        nothing = cast(torch.LongTensor, torch.empty(1, 0, dtype=torch.int64))
+        scores = self._warpers(nothing, scores[None])[0]
         chosen = int(torch.multinomial(scores.softmax(-1), 1, generator=self._random))
         return chosen if ids is None else int(ids[chosen])
 

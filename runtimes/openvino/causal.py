@@ -34,7 +34,6 @@ def export(folder: Path, out: Path) -> None:
     """Writes the graph and the numbers that it is compared by. For a process of its own."""
     import openvino
     from transformers import AutoModelForCausalLM, DynamicCache
-    from transformers.exporters import OpenVINOConfig, OpenVINOExporter
 
     module = AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, local_files_only=True, trust_remote_code=False,
@@ -51,7 +50,9 @@ def export(folder: Path, out: Path) -> None:
         "position_ids": torch.arange(10, 13).repeat(2, 1),
         "past_key_values": past,
     }
-    model, _ = OpenVINOExporter().export_program(module, inputs, OpenVINOConfig(dynamic=True))
+    exporters = importlib.import_module("transformers.exporters")
+    how = exporters.OpenVINOConfig(dynamic=True)
+    model, _ = exporters.OpenVINOExporter().export_program(module, inputs, how)
     openvino.save_model(model, str(out / MODEL), compress_to_fp16=False)
     np.save(out / NUMBERS, numbers.numpy())
 

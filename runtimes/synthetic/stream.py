@@ -248,7 +248,7 @@ class _Generation:
     n: int
     most: int
     salt: str = ""
-    adapter: str = ""  # with the digest of its content; "": none
+    adapter: str = ""  # the digest of its adapter's content; "": it has none
     sequences: list[Sequence] = field(default_factory=list)
     fresh: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -317,7 +317,7 @@ class SyntheticStreamRuntime:
             job = self._job(parsed, request.salt)
             if parsed.adapter:
                 await self._adapters.use(parsed.adapter)
-                job.adapter = f"{parsed.adapter}@{self._digests[parsed.adapter]}"
+                job.adapter = self._digests[parsed.adapter]
         except InvalidRequest as fault:
             yield Chunk(error(fault), 0, 0, 0, 0, fault.status)
             return

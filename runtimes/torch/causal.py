@@ -98,7 +98,8 @@ class CausalModel:
                 logits_to_keep=torch.tensor(rows or [0]),
                 parts=parts,
             )
-            return found.logits[0, : len(rows)].float()
+            logits: torch.Tensor = found.logits[0, : len(rows)]
+            return logits.float()
 
 
 def opened(folder: Path, kind: torch.dtype) -> CausalModel:
@@ -128,7 +129,7 @@ def _check(folder: Path, model: CausalModel, kind: torch.dtype) -> None:
 
 
 def _attention(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -147,7 +148,7 @@ def _attention(
     for part in parts:
         end = start + len(part.ids)
         keys, values = part.cache.extended(
-            int(module.layer_idx), key[0, :, start:end], value[0, :, start:end], part.at
+            module.layer_idx, key[0, :, start:end], value[0, :, start:end], part.at
         )
         asks = query[0, :, start:end]
         made[start:end] = _attended(asks, keys, values, scaling, window).transpose(0, 1)

@@ -100,7 +100,7 @@ class Serving:
         self.adapters = ResidentAdapters(
             settings.adapters, settings.adapters_resident, self._load_adapter, self._unload_adapter
         )
-        self._shown = [f"{settings.name}:{each.name}" for each in settings.adapters]
+        self._has_adapters = settings.adapters_resident > 0
         self._loaded: dict[str, LoRARequest] = {}  # by the name that callers know
         self._adapter_ids = itertools.count(1)
         self.special_tokens: SpecialTokens | None = None  # whose names in texts are split
@@ -113,9 +113,7 @@ class Serving:
         tasks = await engine.get_supported_tasks()
         counted: Any = Counted(engine, self._loaded)
         await init_app_state(counted, state, parsed, tasks)
-        for number, name in enumerate(self._shown, 1):  # what callers see; the engine gets others
-            shown = LoRARequest(name, number, _NO_FOLDER, base_model_name=self._name)
-            state.openai_serving_models.lora_requests[name] = shown
+        self._shown = state.openai_serving_models.lora_requests
         if state.openai_serving_completion is None:
             raise LoadError("this model generates no text")
         self._chat = state.openai_serving_chat
@@ -126,7 +124,7 @@ class Serving:
         return bool(self._engine.errored)
 
     def load(self) -> EngineLoad:
-        if not self._shown:
+        if not self._has_adapters:
             return self.account.load
         return replace(self.account.load, adapters=self.adapters.load)
 
@@ -144,9 +142,16 @@ class Serving:
     async def _use_adapter(self, model: str, counter: TokenCounter) -> None:
         """Waits for the adapter that the request names, if it does. Raises AdapterUnavailable."""
         name = model.removeprefix(f"{self._name}:")
-        if name != model and name in self.adapters:
-            await self.adapters.use(name)
-            counter.adapter = name
+        if name == model:
+            return
+        if name not in self.adapters:
+            self._shown.pop(model, None)  # it was taken out
+            return
+        await self.adapters.use(name)
+        counter.adapter = name
+        # What callers see; the engine gets another name.
+        shown = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
+        self._shown.setdefault(model, shown)
 
     def limits(self, precision: str) -> StreamLimits:
         config = self._engine.vllm_config

@@ -20,27 +20,28 @@ from tests.runtimes.adapter_folders import write_adapter
 PLACES = 2
 
 
-def adapters(folder: Path, hidden: int, layers: int) -> tuple[Adapter, ...]:
+def adapters(folder: Path, hidden: int, layers: int) -> dict[str, Adapter]:
     """And `broken`, which has another model's shapes, and `gone`, which is not there."""
     for seed, name in enumerate(("law", "code", "sql"), 1):
         write_adapter(folder / name, hidden, layers, seed=seed)
     write_adapter(folder / "broken", 2 * hidden, layers)
-    return tuple(made(folder, name) for name in ("law", "code", "sql", "broken", "gone"))
+    return {name: made(folder / name) for name in ("law", "code", "sql", "broken", "gone")}
 
 
-def made(folder: Path, name: str) -> Adapter:
+def made(folder: Path) -> Adapter:
     def files() -> tuple[Path, str]:
-        adapter_files.check(folder / name, None)
-        weights = (folder / name / adapter_files.WEIGHTS).read_bytes()
-        return folder / name, hashlib.sha256(weights).hexdigest()
+        adapter_files.check(folder, None)
+        weights = (folder / adapter_files.WEIGHTS).read_bytes()
+        return folder, hashlib.sha256(weights).hexdigest()
 
-    return Adapter(name, files)
+    return Adapter(str(folder), files)
 
 
 @dataclass
 class Adapted:
     runtime: StreamRuntime
     folder: Path
+    adapters: dict[str, Adapter]  # which it was given
 
     async def says(self, adapter: str = "", **fields: object) -> str:
         heard = await hear(self.runtime, completion(model=named(adapter), **fields))
@@ -129,11 +130,22 @@ class AdapterSuite:
         after = await adapted.load()
         assert after.failures == before.failures + 1, "it was tried again at once"
         assert name not in after.held
+        assert after.failing == (name,)
 
     async def test_one_that_is_not_there_gets_openais_error(self, adapted: Adapted) -> None:
         heard = await hear(adapted.runtime, completion(model=named("other")))
         assert heard.status == 404
         assert "does not exist" in str(error_of(heard.data)["message"])
+
+    async def test_adapters_change_as_it_runs(self, adapted: Adapted) -> None:
+        law, code = await adapted.says("law"), await adapted.says("code")
+        adapted.adapters["new"] = adapted.adapters["code"]
+        assert await adapted.says("new") == code
+        adapted.adapters["new"] = adapted.adapters["law"]
+        assert await adapted.says("new") == law, "its source is another now"
+        del adapted.adapters["new"]
+        heard = await hear(adapted.runtime, completion(model=named("new")))
+        assert heard.status == 404
 
     async def test_who_leaves_gives_the_place_back(self, adapted: Adapted) -> None:
         for name in ("law", "code"):

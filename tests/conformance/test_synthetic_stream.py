@@ -133,14 +133,15 @@ async def test_a_context_that_the_cache_cannot_hold_is_refused_at_load(cache: Pa
 async def adapted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Adapted]:
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "sizes").write_text("[16, 1]")
+    table = adapters(folder, 16, 1)
     runtime = catalog.create_stream(
         settings(
-            SYNTHETIC, None, cache, adapters=adapters(folder, 16, 1), adapters_resident=PLACES,
+            SYNTHETIC, None, cache, adapters=table, adapters_resident=PLACES,
             options={"adapter_load_ms": 5.0},
         )
     )  # fmt: skip
     await runtime.load()
-    yield Adapted(runtime, folder)
+    yield Adapted(runtime, folder, table)
     await runtime.close()
 
 

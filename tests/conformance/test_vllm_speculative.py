@@ -115,6 +115,10 @@ async def test_with_more_sequences_than_said_nothing_is_proposed(models: Models)
         assert alone.page()["choices"][0]["text"] == expected[-1]
         drafted = (await settled(runtime, within_s=5)).drafted
         assert drafted > 0
+        for refused in ({"min_p": 0.5}, {"logit_bias": {"7": 1}}):
+            heard = await hear(runtime, completion(**refused))
+            assert heard.status == 400
+            assert "speculative" in heard.page()["error"]["message"]
         # Equal lengths begin and end together, but for a step or two.
         bodies = [completion([7 + at, *PROMPTS[-1]], max_tokens=100) for at in range(4)]
         await asyncio.gather(*(hear(runtime, body) for body in bodies))

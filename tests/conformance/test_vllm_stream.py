@@ -193,14 +193,15 @@ async def adapted(
     sizes = json.loads((model / "config.json").read_text())
     hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
     (folder / "sizes").write_text(json.dumps([hidden, layers]))
+    table = adapters(folder, hidden, layers)
     runtime = catalog.create_stream(
         settings(
-            VLLM, model, cache, threads=1, adapters=adapters(folder, hidden, layers),
+            VLLM, model, cache, threads=1, adapters=table,
             adapters_resident=PLACES, max_lora_rank=16,
         )
     )  # fmt: skip
     await runtime.load()
-    yield Adapted(runtime, folder)
+    yield Adapted(runtime, folder, table)
     await runtime.close()
 
 

@@ -127,6 +127,7 @@ ASKED = [
     b'"model": "chat:sql "', b'"model": " chat:sql"', b'"model": "chat:sql\\u0000"',
     b'"model": "chat::sql"', b'"model": "chat:*"', b'"model": "chat:"', b'"model": "Chat"',
     b'"model": "chat/sql"', b'"model": "\xef\xbd\x83hat"', b'"model": ["chat", "chat:sql"]',
+    b'"model": "chat", "lora": "sql"',
     b'"model": {"id": "chat"}', b'"model": null', b'"model": ""', b'"MODEL": "chat"',
 ]  # fmt: skip
 
@@ -145,7 +146,7 @@ def test_no_spelling_of_a_name_reaches_an_adapter(
 
 
 @pytest.mark.parametrize(
-    "asked", [b'"model": "chat:sql", "model": "chat"', b'"model": "chat", "lora": "sql"']
+    "asked", [b'"model": "chat:sql", "model": "chat"', b'"model": "chat", "session_id": "sql"']
 )
 def test_the_engine_reads_the_name_that_was_checked(
     locked: Target, keyed: Keyed, asked: bytes

@@ -72,6 +72,29 @@ def test_reports_count_but_for_what_is_on_its_way(account: AdapterAccount) -> No
     assert account.load_s == 0.2
 
 
+def test_what_was_not_loaded_in_the_end_is_not_held(account: AdapterAccount) -> None:
+    assert account.sent("free", "new")
+    account.told("free", ["c"], 0.2)
+    account.ended("free", "new")
+    assert account.holders("new") == []
+    assert account.sent("free", "new")
+    account.told("free", ["c", "new"], 0.2)
+    account.ended("free", "new")
+    assert account.holders("new") == ["free"]
+
+
+def test_a_replica_that_cannot_load_it_is_dearer_than_all_others(account: AdapterAccount) -> None:
+    assert account.sent("free", "new")
+    account.told("free", ["c"], 0.5, ["new"])
+    assert not account.sent("full", "a")
+    assert not account.sent("full", "b")
+    assert account.price_s("free", "new", 1.0) > account.price_s("full", "new", 1.0)
+    assert account.holders("new") == [], "others are looked at as well"
+    assert account.price_s("free", "c", 1.0) == 0.0
+    account.told("free", ["c"], 0.5)
+    assert account.price_s("free", "new", 1.0) == 0.0, "the lease is open: it is on its way"
+
+
 def test_a_replica_that_is_gone_holds_nothing(account: AdapterAccount) -> None:
     account.forget("full")
     assert account.holders("a") == []

@@ -10,7 +10,7 @@ import pytest
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
 from routers.api.errors import BadRequestEvent
-from routers.api.events import PeersServed
+from routers.api.events import AdaptersHeld, PeersServed
 from routers.api.requests import Generation, LeaseEnd, Reason, Report, Tokens
 from routers.api.settings import GenerationParameters
 from tests.routers.conftest import Driver
@@ -313,6 +313,23 @@ def test_session_goes_where_it_was_served_last(start: Start) -> None:
         lease = one(driver.generate(n, 1000, 10, session="s"))
         assert lease.replica_id == first.replica_id
         driver.close(lease, tokens=Tokens(1000, 500, 10))
+
+
+def test_an_adapter_that_a_replica_cannot_load_is_asked_of_another(start: Start) -> None:
+    driver = begin(start, "a", "b", generation=replace(FIXED, adapters_resident=2))
+
+    def ask(request_id: int) -> Dispatch:
+        law = Generation(10, 1, (), "law")
+        return one(driver.arrive(request_id, 100, generation=law))
+
+    first = ask(1)
+    driver.step(AdaptersHeld(first.replica_id, (), 0.0, ("law",)))
+    driver.close(first)  # with an error, and no tokens
+    for n in range(2, 6):
+        lease = ask(n)
+        assert lease.replica_id != first.replica_id
+        driver.step(AdaptersHeld(lease.replica_id, ("law",), 0.1))
+        driver.close(lease, tokens=Tokens(100, 0, 10))
 
 
 def test_prefixes_of_a_replica_that_has_gone_are_forgotten(start: Start) -> None:

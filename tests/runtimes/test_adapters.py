@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from runtimes.adapters import AdapterSlots, Want
+import asyncio
+import threading
+from pathlib import Path
+
+from runtimes.adapters import AdapterSlots, ResidentAdapters, Want
+from runtimes.types import Adapter
 
 
 def _run(slots: AdapterSlots, name: str) -> None:
@@ -78,3 +83,32 @@ def test_only_an_adapter_that_nobody_uses_is_dropped() -> None:
     assert slots.drop("a")
     assert not slots.drop("a")
     assert slots.held == ()
+
+
+async def test_files_that_take_long_to_come_keep_no_thread_from_others() -> None:
+    places = 64  # more than a loop has threads
+    come, done = threading.Event(), []
+
+    def files() -> tuple[Path, str]:
+        assert come.wait(60.0)
+        return Path("here"), "0"
+
+    async def load(name: str, folder: Path, digest: str) -> None:
+        done.append(name)
+
+    async def unload(name: str) -> None:
+        raise AssertionError("there is a place for each")
+
+    table = {f"a{n}": Adapter(f"a{n}", files) for n in range(places)}
+    held = ResidentAdapters(table, places, load, unload)
+    asked = [asyncio.create_task(held.use(name)) for name in table]
+    for _ in range(3):  # they ask, and their loads begin
+        await asyncio.sleep(0)
+    try:
+        await asyncio.wait_for(asyncio.to_thread(int), 20.0)
+        assert not done
+    finally:
+        come.set()
+    await asyncio.gather(*asked)
+    assert sorted(done) == sorted(table)
+    await held.close()

@@ -8,7 +8,7 @@ import pytest
 
 from runtimes.generation import requests
 from runtimes.generation.requests import Defaults
-from runtimes.synthetic.stream import InvalidRequest
+from runtimes.synthetic.stream import InvalidRequest, error
 
 MODEL = "llm"
 
@@ -64,7 +64,7 @@ def test_true_is_not_one():
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
          "messages"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]}, "messages"),
-        ({"n": 129}, "n"), ({"temperature": float("nan")}, "temperature"), ({"top_k": -2}, "top_k"),
+        ({"n": 129}, "n"), ({"temperature": -0.1}, "temperature"), ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 1e-4}, "repetition_penalty"),
         ({"repetition_penalty": 1001}, "repetition_penalty"),
         ({"top_p": 0}, "top_p"), ({"seed": 2**63}, "seed"), ({"stop": ""}, "stop"),
@@ -122,3 +122,36 @@ def test_the_longest_answer_is_what_the_context_leaves():
     assert refused.value.param == "max_tokens"
     with pytest.raises(InvalidRequest, match="has 100"):
         requests.room(read("chat"), 100, 100)
+
+
+ODD = [
+    "\ud800", "", "a" * 100_000, -1, 0, 2**70, 1e308, -0.0, True, None, [], {}, [[]], [{}], [None],
+    ["\ud800"], {"\ud800": 1}, {"1": "\ud800"}, [2**70], [[2**70]], [[1], "a"], {"type": "text"},
+    {"include_usage": "yes"}, [{"role": "user"}], [{"role": "\ud800", "content": "\ud800"}],
+    [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}],
+]  # fmt: skip
+FIELDS = sorted(requests.Chat.model_fields | requests.Completion.model_fields)
+
+
+def tried(endpoint: str, field: str, value: object) -> requests.Asked | bytes:
+    try:
+        return read(endpoint, **{field: value})
+    except InvalidRequest as fault:
+        return error(fault)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("field", [*FIELDS, *requests.AS_IT_IS, "\ud800"])
+def test_whatever_a_field_holds_is_read_or_refused_in_words(endpoint, field):
+    for value in ODD:
+        found = tried(endpoint, field, value)
+        if isinstance(found, requests.Asked):
+            json.dumps([found.prompts, found.messages, found.stop], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"null", b"[" * 100_000, b'{"prompt": NaN}', b"\xff"]
+)
+def test_what_is_no_request_is_refused(body):
+    with pytest.raises(InvalidRequest):
+        requests.read("completions", body, MODEL, Defaults())

@@ -142,6 +142,7 @@ class Catalogue:
     ) -> None:
         self._registry = registry
         self._identity = identity
+        self._adapters_by_hand: Mapping[str, Mapping[str, str | None]] = {}
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
         self._connect = connect
@@ -347,6 +348,12 @@ class Catalogue:
         for served in self.queued.values():
             served.freeze(frozen)
 
+    def adapt(self, by_hand: Mapping[str, Mapping[str, str | None]]) -> None:
+        """What operators have changed of models' adapters, future models' included."""
+        self._adapters_by_hand = by_hand
+        for name, served in self.queued.items():
+            served.adapt(by_hand.get(model_of(name), {}))
+
     def take_outlooks(self, outlooks: Mapping[str, ModelOutlook], age_s: float) -> None:
         """Take in what the autoscaler said of the models `age_s` seconds ago."""
         self.outlooks = outlooks
@@ -463,6 +470,7 @@ class Catalogue:
             shown, tokenizer, access.channel, access.directories, self._identity,
             lambda _, record: self._on_batch(name, record),
         )  # fmt: skip
+        served.adapt(self._adapters_by_hand.get(model_of(name), {}))
         served.queue.keeps_unreached = not is_canary(name)
         if self.decisions is not None:
             served.log_decisions(self.decisions)

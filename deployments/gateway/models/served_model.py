@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from deployments.contract import errors
-from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.contract.description import (
+    GatewayIdentity,
+    ModelDescription,
+    adapters_by_hand,
+    dispatcher_settings,
+)
 from deployments.gateway.decisions import DecisionLog, QueueDecisions
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.connections import ReplicaChannel
@@ -68,7 +73,9 @@ class ServedModel:
         identity: GatewayIdentity,
         on_batch: Callable[[str, BatchRecord], None],  # called with (name, record) of each batch
     ) -> None:
-        self.description = description  # the live version's
+        self._declared = description  # the live version's, as it was announced
+        self.description = description  # the same, with the adapters that it has now
+        self._by_hand: Mapping[str, str | None] = {}
         self.tokenizer = tokenizer
         # Called when an announced version goes live later than it was announced.
         self.on_live: Callable[[], None] = lambda: None
@@ -130,7 +137,14 @@ class ServedModel:
     @property
     def announced(self) -> ModelDescription:
         """The description of the version that was announced last, live or not yet."""
-        return self.description if self._next is None else self._next[0]
+        return self._declared if self._next is None else self._next[0]
+
+    def adapt(self, by_hand: Mapping[str, str | None]) -> None:
+        """Its adapters are those that were announced, but for what operators have changed since:
+        sources by name, None where one is taken out."""
+        if by_hand != self._by_hand:
+            self._by_hand = by_hand
+            self.description = adapted(self._declared, by_hand)
 
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
         """A new version is announced. It goes live now, or once it has enough replicas."""
@@ -165,7 +179,8 @@ class ServedModel:
         tensors differ."""
         known = self.description
         self._measured = with_profiles_of(self._measured, description)
-        self.description = description
+        self._declared = description
+        self.description = adapted(description, self._by_hand)
         self.tokenizer = tokenizer
         if self._reuse is not None:
             self._reuse.adopt(description)
@@ -253,6 +268,16 @@ class ServedModel:
         if uses and uses[-1] != self._pool:
             self._pool = uses[-1]
             self.queue.retune(self._settings())
+
+
+def adapted(d: ModelDescription, by_hand: Mapping[str, str | None]) -> ModelDescription:
+    """The description with the adapters changed by hand, whose digests are of their sources."""
+    if d.generating is None or not by_hand:
+        return d
+    declared = dict(zip(d.generating.adapters, d.generating.adapter_digests, strict=True))
+    found = adapters_by_hand(declared, by_hand)
+    generating = replace(d.generating, adapters=tuple(found), adapter_digests=tuple(found.values()))
+    return replace(d, generating=generating)
 
 
 def with_profiles_of(known: ModelDescription, new: ModelDescription) -> ModelDescription:

@@ -424,7 +424,8 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
 
     def adapters_held(self, replica_id: str, adapters: AdapterLoad) -> None:
         """The replica reports other adapters than before."""
-        self._step(AdaptersHeld(replica_id, adapters.held, adapters.load_s), clock())
+        held = AdaptersHeld(replica_id, adapters.held, adapters.load_s, adapters.failing)
+        self._step(held, clock())
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

@@ -9,6 +9,7 @@ a `file://` source is compared at every start, because each node has a file of i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,24 @@ def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
     return path
 
 
-def adapters_of(
-    model: ModelSettings, base: Path | None, max_rank: int, cache_dir: Path
-) -> tuple[Adapter, ...]:
-    """The adapters, each to be fetched and checked when it is asked for."""
+class LocalAdapters:
+    """Makes adapters that are fetched and checked when they are asked for. `base`: the model's
+    folder; None: they need not fit it."""
 
-    def files(source: str) -> Callable[[], tuple[Path, str]]:
-        def fetched() -> tuple[Path, str]:
-            folder = local_file(source, cache_dir, lambda phase, share: None)
-            adapter_files.check(folder, base, max_rank)
-            return folder, staging.digest_of(files_of(folder), folder, None)
+    def __init__(self, base: Path | None, max_rank: int, cache_dir: Path) -> None:
+        self._base, self._max_rank, self._cache_dir = base, max_rank, cache_dir
 
-        return fetched
+    def made(self, sources_by_name: Mapping[str, str]) -> dict[str, Adapter]:
+        """By name."""
+        return {
+            name: Adapter(source, partial(self._files, source))
+            for name, source in sources_by_name.items()
+        }
 
-    return tuple(Adapter(name, files(source)) for name, source in model.adapters.items())
+    def _files(self, source: str) -> tuple[Path, str]:
+        folder = local_file(source, self._cache_dir, lambda phase, share: None)
+        adapter_files.check(folder, self._base, self._max_rank)
+        return folder, staging.digest_of(files_of(folder), folder, None)
 
 
 def max_lora_rank(model: ModelSettings) -> int:

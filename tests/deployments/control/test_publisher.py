@@ -14,7 +14,7 @@ from deployments.control import publisher
 from deployments.control.dashboard import ClusterError
 from deployments.control.publisher import pin
 from deployments.control.scaling import store
-from deployments.process import actors, tenants_store
+from deployments.process import actors, adapters_store, cluster_store, tenants_store
 from deployments.process.audit import AuditLine
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import parse_tenants
@@ -32,6 +32,8 @@ def publish(block: dict[str, Any]) -> None:
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
     monkeypatch.setattr(store, "put", found.__setitem__)
+    monkeypatch.setattr(cluster_store, "put", found.__setitem__)
+    monkeypatch.setattr(cluster_store, "get", found.get)
 
     def publish(text: str, deployment: str) -> None:
         found["tenants"], found["digest"] = text, deployment
@@ -48,6 +50,14 @@ def test_both_are_published_with_their_defaults(published: dict[str, Any]) -> No
     assert "max_length: null" in published["tenants"]
     tenants = parse_tenants(published["tenants"], "published", TENANTS["priorities"])
     assert tenants.tenants["acme"].weight == 3
+
+
+def test_adapters_by_hand_are_published_and_taken_back(published: dict[str, Any]) -> None:
+    by_hand = {"m": {"law": "/law", "sql": None}}
+    publish({**TENANTS, "scaling": SCALING, "adapters": by_hand})
+    assert adapters_store.fetch() == by_hand
+    publish({**TENANTS, "scaling": SCALING})
+    assert adapters_store.fetch() == {}
 
 
 def test_what_was_published_leaves_an_audit_line_and_a_restart_none(

@@ -243,6 +243,34 @@ def test_the_gateway_goes_before_the_models_and_others_stay() -> None:
         cluster(serve).remove(lambda line: None)
 
 
+def test_adapters_change_by_hand_and_nothing_else_does() -> None:
+    serve, llm = Serve(FOREIGN), {"runtime": "synthetic", "task": "generate"}
+    models = {"llm": llm | {"adapters": {"law": "/law", "sql": "/sql"}}, "plain": llm}
+    wanted = Settings.model_validate({"models": models})
+    cluster(serve).deploy(wanted)
+    before = {name: app["deployed_app_config"] for name, app in serve.apps.items()}
+    cluster(serve).adapt("llm", "new", "s3://b/new/#sha256=00")
+    cluster(serve).adapt("llm", "sql", None)
+    cluster(serve).adapt("llm", "law", "/law2")
+    assert cluster(serve).adapters("llm") == {
+        "law": ("/law2", True), "new": ("s3://b/new/#sha256=00", True),
+    }  # fmt: skip
+    after = {name: app["deployed_app_config"] for name, app in serve.apps.items()}
+    assert {name for name in before if before[name] != after[name]} == {"headrace-control"}
+    assert cluster(serve).deploy(wanted).differences == []
+    assert set(cluster(serve).adapters("llm")) == {"law", "new"}, "a file leaves them"
+    cluster(serve).adapt("llm", "law", "/law")
+    cluster(serve).adapt("llm", "sql", "/sql")
+    cluster(serve).adapt("llm", "new", None)
+    assert "adapters" not in block(serve), "it is as the file says again"
+    with pytest.raises(ClusterError, match="no adapter 'new'"):
+        cluster(serve).adapt("llm", "new", None)
+    with pytest.raises(ClusterError, match="has no adapters in its settings"):
+        cluster(serve).adapt("plain", "law", "/law")
+    with pytest.raises(ClusterError, match="no model 'x'; there are: llm, plain"):
+        cluster(serve).adapt("x", "law", "/law")
+
+
 def test_the_switch_of_the_controllers_changes_what_is_published_alone() -> None:
     serve = Serve(FOREIGN)
     cluster(serve).deploy(settings(tenants={"acme": {"weight": 3}}))

@@ -326,6 +326,27 @@ async def test_each_model_that_is_listed_can_be_asked_for_by_its_id(
         assert json.loads(refused.body)["error"]["code"] == "model_not_found"
 
 
+async def test_adapters_that_operators_change_are_asked_for_at_once(
+    stand: Stand, engines: Played
+) -> None:
+    served = stand.models.queued["chat"]
+    announced = served.announced
+    served.adapt({"new": "/new", "sql": None})
+    assert served.announced is announced, "nothing was announced"
+    answer = await ask(stand.app, "GET", "/v1/models")
+    listed = {model["id"] for model in json.loads(answer.body)["data"]}
+    assert {"chat:new", "chat:law"} <= listed
+    assert "chat:sql" not in listed
+    client = Client(stand, CHAT, chat() | {"model": "chat:sql"})
+    assert (await client.error())["code"] == "model_not_found"
+    client = Client(stand, CHAT, chat() | {"model": "chat:new"})
+    engines.say(await begun(engines), b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    assert client.status == 200
+    served.adapt({})
+    assert served.description == announced
+
+
 async def test_a_stream_whose_replica_dies_ends_with_an_error_event(
     stand: Stand, engines: Played
 ) -> None:

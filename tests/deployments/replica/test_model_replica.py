@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +26,52 @@ from deployments.process import actors
 from deployments.process.loop_watch import HUNG_EXIT_CODE
 from deployments.process.replica_directory import RunningReplica
 from deployments.replica import model_replica
-from deployments.replica.model_replica import ModelReplica, tell_autoscaler, together
+from deployments.replica.artifacts.local_model import LocalAdapters
+from deployments.replica.model_replica import (
+    ModelReplica,
+    follow_adapters,
+    tell_autoscaler,
+    together,
+)
 from deployments.replica.startup import StartupProgress, process_age_s, took
 from deployments.settings.model import ModelSettings
 from deployments.settings.remote_source import SourceError
 from runtimes.errors import LoadError
+from tests.runtimes.adapter_folders import write_adapter
+
+
+async def test_adapters_follow_what_operators_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_replica, "_ADAPTERS_S", 0.001)
+    write_adapter(tmp_path / "new", 16)
+    said: list[Any] = [{}, {"new": str(tmp_path / "new"), "sql": None}, OSError("away"), {}]
+    local, seen, enough = LocalAdapters(None, 16, tmp_path), [], threading.Event()
+
+    def fetch() -> dict[str, str | None]:
+        seen.append(dict(table))
+        if len(seen) == 5:
+            enough.set()
+        found = said[min(len(seen), len(said)) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    declared = {"law": str(tmp_path / "law"), "sql": str(tmp_path / "sql")}
+    table = local.made(declared)
+    follows = asyncio.create_task(follow_adapters(table, declared, local, fetch))
+    assert await asyncio.to_thread(enough.wait, 5)
+    follows.cancel()
+    assert [sorted(each) for each in seen[:5]] == [
+        ["law", "sql"], ["law", "sql"], ["law", "new"], ["law", "new"], ["law", "sql"],
+    ]  # fmt: skip
+    folder, digest = seen[2]["new"].files()
+    assert (folder, len(digest)) == (tmp_path / "new", 64)
+    write_adapter(tmp_path / "new", 16, seed=2)
+    assert seen[2]["new"].files()[1] != digest, "the digest is of what is there now"
+    write_adapter(tmp_path / "new", 16, rank=32)
+    with pytest.raises(LoadError, match="rank 32, above 16"):
+        seen[2]["new"].files()
 
 
 class Told(list[ReplicaProgress]):

@@ -15,6 +15,8 @@ from deployments.control.supervisor import orphaned_processes, server_files
 from deployments.control.supervisor.server_files import NoServer
 from deployments.tools import change
 from deployments.tools.where import ServerRefused, Where
+from runtimes.errors import LoadError
+from tests.runtimes.adapter_folders import write_adapter
 
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 HERE = Where()
@@ -31,6 +33,14 @@ class FakeCluster:
         if self.fault:
             raise ClusterError(self.fault)
         self.scaled.append(target)
+
+    def adapt(self, *target: Any) -> None:
+        if self.fault:
+            raise ClusterError(self.fault)
+        self.scaled.append(target)
+
+    def adapters(self, model: str) -> dict[str, tuple[str, bool]]:
+        return {"law": ("/law", False), "new": ("/new", True)}
 
     def decide(self, model: str, why: str) -> None:
         self.decided = (model, why)
@@ -56,6 +66,26 @@ def test_a_cluster_is_told_of_a_number_of_replicas(a_cluster, capsys) -> None:
     assert a_cluster.scaled == [TARGET]
     said = "m, group gpu: 3 replicas, until `headrace scale m auto --group gpu`\n"
     assert capsys.readouterr().out == said
+
+
+def test_an_adapter_is_looked_at_before_the_server_hears_of_it(a_cluster, tmp_path, capsys) -> None:
+    folder = write_adapter(tmp_path / "law", 16)
+    assert change.add_adapter("llm", "law", str(folder), HERE) == 0
+    assert a_cluster.scaled == [("llm", "law", str(folder))]
+    (folder / "run.py").write_text("")
+    for name, source, said in [
+        ("law", str(folder), "run.py is code"),
+        ("law", str(tmp_path / "none"), "no file or folder"),
+        ("law", "s3://bucket/law", "has no digest"),
+        ("l:w", str(folder), "'l:w' is no name of an adapter"),
+    ]:
+        with pytest.raises(LoadError, match=said):
+            change.add_adapter("llm", name, source, HERE)
+    assert change.remove_adapter("llm", "law", HERE) == 0
+    assert a_cluster.scaled[1:] == [("llm", "law", None)]
+    capsys.readouterr()
+    assert change.list_adapters("llm", HERE) == 0
+    assert capsys.readouterr().out == "llm:law  /law\nllm:new  /new  (by hand)\n"
 
 
 def test_what_the_cluster_refuses_is_told(a_cluster) -> None:

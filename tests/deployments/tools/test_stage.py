@@ -22,6 +22,7 @@ from deployments.replica.describe import runtime_settings
 from deployments.settings_files.load import load
 from deployments.settings_files.made import cache_dir
 from deployments.tools.stage import awaits_export
+from examples import make_llm
 from runtimes import exporting, staging
 from runtimes.errors import LoadError
 from runtimes.onnxruntime.runtime import ONNXRuntimeOptions
@@ -219,6 +220,36 @@ def test_converting_loads_a_model_and_lets_it_go(
     assert (answer.exit_code, backend.done) == (code, ["load", "close"])
     assert lines(answer) == (["a: already there, converted"] if not fault else [])
     assert fault in answer.stderr
+
+
+def test_a_language_models_graph_is_written_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the engines, OpenVINO's alone converts."""
+    closed: list[str] = []
+
+    class Engine:
+        def __init__(self, settings: RuntimeSettings) -> None:
+            self._settings = settings
+
+        async def load(self) -> None:
+            self._settings.progress("staging", 1.0)
+
+        async def close(self) -> None:
+            closed.append(self._settings.name)
+
+    monkeypatch.setattr("runtimes.catalog.create_stream", Engine)
+    make_llm.make(folder / "model")
+    models = {
+        name: {"runtime": name, "source": "model", "task": "generate", "version": "1"}
+        for name in ("openvino", "torch")
+    }
+    answer = run(folder, models, "--convert")
+    assert answer.exit_code == 0, answer.output
+    assert [line.rpartition(": ")[2] for line in lines(answer)] == [
+        "already there, converted", "already there, needs no conversion"
+    ]  # fmt: skip
+    assert closed == ["openvino"]
 
 
 def test_what_needs_a_gpu_is_left_to_its_replicas(folder: Path) -> None:

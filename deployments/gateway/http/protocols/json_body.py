@@ -72,9 +72,10 @@ class Field:
 
 
 _LONGEST_NAME = 64  # of an unknown field, in an error
-_MAX_DIGITS = 4300  # as many as pydantic reads of a number
+_MAX_DIGITS = 4300  # as many as pydantic reads of a number; each may be an escape of 6 bytes
 _MARKS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 _items = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+_text = msgspec.json.Decoder(str)
 
 
 def check_fields(given: Mapping[str, msgspec.Raw], table: Mapping[str, Field]) -> None:
@@ -105,12 +106,14 @@ def check_fields(given: Mapping[str, msgspec.Raw], table: Mapping[str, Field]) -
 
 
 def count_of(raw: msgspec.Raw | None) -> int:
-    """A number that an engine judges: of one that it will refuse, 0. It also takes 20.0 and
-    "20"."""
-    written = b"" if raw is None else bytes(raw).strip(b'"')
+    """A number that an engine judges: of one that it will refuse, 0. It also takes 20.0, "20", and
+    "\\u0032\\u0030", which is the same text."""
+    written = b"" if raw is None else bytes(raw)
+    if len(written) > 6 * _MAX_DIGITS:
+        return 0
     try:
-        value = float(written) if len(written) <= _MAX_DIGITS else 0.0
-    except ValueError:
+        value = float(_text.decode(written) if written[:1] == b'"' else written)
+    except DECODE_ERRORS:
         return 0
     return int(min(value, 1e9)) if value > 0.0 else 0
 

@@ -127,6 +127,20 @@ def test_numbers_that_make_the_answer_large_have_a_bound(
     assert refused(send, **{name: written(most + 1)}).param == name
 
 
+@pytest.mark.parametrize(
+    "written", [r'"\u0031\u0030\u0030\u0030"', '"1_000"', r'"\u00a01000"', "1e3", '"0001000.0"']
+)
+def test_a_number_counts_however_it_is_written(written: str) -> None:
+    """The engine reads each of these as a thousand."""
+    fields = {"top_logprobs": "@", "logprobs": True, "messages": [{"role": "user", "content": "a"}]}
+    plain = fields | {"top_logprobs": 1}
+    patterns = {"repetition_detection": {"max_pattern_size": "@"}}
+    for more in (fields, plain | {"stream_interval": "@"}, plain | patterns):
+        body = json.dumps({"model": "m", **more}).replace('"@"', written)
+        with pytest.raises(BadRequest, match=" at most"):
+            openai_generation.decode_chat(body.encode())
+
+
 @BOTH
 def test_beams_are_few_and_patterns_short(send: Send) -> None:
     assert send(use_beam_search=True, n=10).sequences == 10
