@@ -118,7 +118,7 @@ def test_a_full_cache_makes_the_least_urgent_begin_anew():
         engine.step()
     assert first.running
     assert engine.scheduler.counts.preemptions == 1
-    assert second.held == 0
+    assert (second.held, second.cache) == (0, None)
     outputs = list(second.output)
     engine.scheduler.remove(first)
     assert engine.step() == {second: 8 + len(outputs)}  # all of it is read again
