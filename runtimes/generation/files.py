@@ -41,7 +41,7 @@ def check(folder: Path, longest: int | None, runtime: str) -> int:
         )
     window = config.get("sliding_window")
     windows = config.get("use_sliding_window", type(window) is int) and kinds != {"full_attention"}
-    if runtime == "openvino" and windows and (longest is None or longest > window):
+    if runtime == "openvino" and windows and (longest is None or longest > (window or 0)):
         raise LoadError(
             f"{file}: its attention looks back {window} tokens, and runtime openvino looks at all; "
             f"set lengths.max to {window} or less, or use runtime torch"
