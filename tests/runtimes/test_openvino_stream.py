@@ -97,7 +97,7 @@ def test_a_store_without_a_free_block_fails_the_step(model: causal.PagedModel) -
         read(model, cache, [1] * 64, 0)
     with pytest.raises(RunError, match="no block"):
         read(model, model.cache(), [1], 0)
-    held[0].clear()
+    held[0].cut(0)
     assert read(model, model.cache(), [1] * 64, 0).shape == (400,)
 
 
