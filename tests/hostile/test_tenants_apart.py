@@ -21,7 +21,9 @@ from raw_http import BODY, INFER, Said, Target, head, post
 CLOSE = b"connection: close\r\n"
 MINE = bearer(ACME) + b"\r\n" + CLOSE
 YOURS = bearer(OTHER) + b"\r\n" + CLOSE
-_OWN = re.compile(rb"(?im)^(date|x-request-id|traceparent): [^\r\n]*\r\n")
+_OWN = re.compile(
+    rb'(?im)^(date|x-request-id|request-id|traceparent): [^\r\n]*\r\n|"request_id":"[^"]*"'
+)
 
 # Forbidden to acme, and absent; as long as each other.
 PAIRS = [(b"theirs", b"absent"), (b"secrets", b"nothing"), (b"chat:sql", b"chat:abc")]
