@@ -53,6 +53,7 @@ CACHES = {
     "routers/state/affinity.py": "sessions' names begin with the tenant's",
     "runtimes/generation/scheduler.py": "prompts are found by the tenant's salt alone",
     "runtimes/synthetic/engine.py": "prompts' blocks are salted with the tenant",
+    "runtimes/vllm/names.py": NO_INPUT,
     "runtimes/vllm/serving.py": "cache_salt and the names of media begin with the tenant's",
 }
 
