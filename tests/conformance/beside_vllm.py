@@ -191,6 +191,12 @@ MEANT: list[tuple[tuple[str, ...], Fields, str]] = [
     # Which of many models is asked for must be said.
     (_NAMED_BY_CALLERS, {"model": ""}, "400 for 200"),
     (_NAMED_BY_CALLERS, {"model": GONE}, "400 for 200"),
+    # What nothing is known of is not passed on; messages have no seed.
+    ((*_NAMED_BY_CALLERS, MESSAGES, COUNT), {"unknown": {"a": 1}}, "400 for 200"),
+    ((MESSAGES,), {"temperature": 0.5, "seed": 3}, "400 for 200"),
+    ((MESSAGES,), {"temperature": None, "top_p": None, "seed": 1, "top_k": 1}, "400 for 200"),
+    # Bounded also where nothing includes them.
+    ((RESPONSES,), {"top_logprobs": 30}, "400 for 200"),
     # What the gateway counts with must be a number.
     ((CHAT, MESSAGES), {"max_tokens": "6"}, "400 for 200"),
     # A grammar would leave it out in silence.
