@@ -154,8 +154,10 @@ test: lint unit kube prometheus
 	wait $$beside || failed=1; cat out/beside.log; exit $$failed
 
 # The real engine: its conformance, and the example served as a user would.
+VLLM_TESTS := $(patsubst %,tests/conformance/test_vllm_%.py,stream fields speculative) \
+  tests/hostile/test_fuzz_generation.py tests/integration
 test-vllm: vllm
-	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/hostile/test_fuzz_generation.py tests/integration
+	$(BIN)/python -m pytest -m vllm $(VLLM_TESTS)
 
 # The image for processors, of this commit, twice, and compared (docs/container-image.md). As root, with
 # Debian's buildah, podman and mmdebstrap; BASE: another base, by its digest.
