@@ -134,7 +134,7 @@ GENERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "sequences × tokens × log-probabilities": (
         CHAT, {**CHAT_OF_MANY, **MAX_LOGPROBS, "max_tokens": 90}
     ),
-    "of the prompts' echo": (COMPLETIONS, {**COMPLETION, "n": 10, "echo": True, "logprobs": 100}),
+    "of the prompts' echo": (COMPLETIONS, {**COMPLETION, "n": 10, "echo": True, "logprobs": 20}),
 }  # fmt: skip
 
 
