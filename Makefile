@@ -19,7 +19,7 @@ export no_proxy := localhost,127.0.0.1,::1$(no_proxy:%=,%)
 # `make compiled` says it itself.
 unexport HEADRACE_COMPILE
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom images test-image oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check gpu-wheels wheel compiled test-compiled clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube lock audit sbom images test-image oracles check-oracles unit unit-simulated unit-others fuzz coverage integration chaos bench compare gpu-check gpu-wheels wheel compiled test-compiled clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -66,8 +66,16 @@ types: dev
 	$(BIN)/mypy
 
 # As many processes as processors: these share nothing. A process without tests takes others' tests.
+UNIT := $(BIN)/python -m pytest -n auto --dist worksteal -m 'not integration and not vllm and not kube and not chaos'
 unit: dev
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not integration and not vllm and not kube and not chaos'
+	$(UNIT)
+
+# Of these, what has no clock but a simulation's, and so may take its time.
+SIMULATED := tests/autoscaling tests/simulation
+unit-simulated: dev
+	$(UNIT) $(SIMULATED)
+unit-others: dev
+	$(UNIT) $(SIMULATED:%=--ignore=%)
 
 # The inner loop, in a minute or two on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
@@ -148,8 +156,8 @@ sbom: kube
 	cat $(patsubst %,requirements/%.lock,build cuda) | $(SBOM) -o out/sbom/cuda.cdx.json
 
 # What needs no server runs beside the integration tests, in what their servers leave of the processors.
-test: lint unit kube prometheus
-	@mkdir -p out; nice -n 19 $(MAKE) types test-kube > out/beside.log 2>&1 & beside=$$!; \
+test: lint unit-others kube prometheus
+	@mkdir -p out; nice -n 19 $(MAKE) types test-kube unit-simulated > out/beside.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside' INT TERM; $(MAKE) integration; failed=$$?; \
 	wait $$beside || failed=1; cat out/beside.log; exit $$failed
 
