@@ -22,11 +22,8 @@ from served import Server, listens, patient, running, synthetic
 HANGS_S, LASTS_S = 60.0, 8.0
 QUICK = [
     Fault("a gateway", SIGKILL),
-    Fault("a gateway", SIGSTOP, hangs_s=6.0),
     Fault("a replica", SIGSTOP, hangs_s=6.0),
-    Fault("the registry", SIGSTOP, hangs_s=6.0),
     Fault("Serve's controller", SIGKILL),
-    Fault("Serve's controller", SIGSTOP, hangs_s=5.0),
 ]
 EVERY = [
     Fault(process, number, load, HANGS_S if number is SIGSTOP else 0.0)

@@ -137,6 +137,7 @@ def test_it_goes_on_when_what_drives_it_is_killed_and_is_aborted_by_hand(cluster
     assert served_version(cluster) == before
 
 
+@pytest.mark.chaos
 def test_a_version_that_cannot_start_is_taken_back_and_the_one_before_can_come_back(cluster, load):
     first = served_version(cluster)
     plain = {**model_with_rollout(5), "rollout": None}

@@ -50,6 +50,7 @@ def has(server: Server, model: str, number: int) -> bool:
     return len(server.replicas(model)) == number
 
 
+@pytest.mark.chaos
 def test_ups_and_downs_under_load_fail_no_request(server):
     still = server.replicas("still")
     with server.load("wide", clients=12) as load:
