@@ -161,8 +161,9 @@ test: lint unit-others kube prometheus
 	trap 'kill $$beside' INT TERM; $(MAKE) integration; failed=$$?; \
 	wait $$beside || failed=1; cat out/beside.log; exit $$failed
 
-# The real engine: its conformance, and the example served as a user would.
-VLLM_TESTS := $(patsubst %,tests/conformance/test_vllm_%.py,stream fields speculative) \
+# The real engine: its conformance, and the example served as a user would. Left to whoever changes
+# them: tests/conformance/test_vllm_speculative.py, and test_beside_vllm.py, beside vLLM's own server.
+VLLM_TESTS := $(patsubst %,tests/conformance/test_vllm_%.py,stream fields) \
   tests/hostile/test_fuzz_generation.py tests/integration
 test-vllm: vllm
 	$(BIN)/python -m pytest -m vllm $(VLLM_TESTS)
