@@ -134,16 +134,18 @@ class Serving:
     async def _unload_adapter(self, name: str) -> None:
         await self._engine.remove_lora(self._loaded.pop(f"{self._name}:{name}").lora_int_id)
 
-    async def _use_adapter(self, model: str, counter: TokenCounter) -> None:
-        """Waits for the adapter that the request names, if it does. Raises AdapterUnavailable."""
+    async def _use_adapter(self, model: str, counter: TokenCounter, *, generates: bool) -> None:
+        """Waits for the adapter that the request names, if it does, and generates: counts need
+        none. Raises AdapterUnavailable."""
         name = model.removeprefix(f"{self._name}:")
         if name == model:
             return
         if name not in self.adapters:
             self._shown.pop(model, None)  # it was taken out
             return
-        await self.adapters.use(name)
-        counter.adapter = name
+        if generates:
+            await self.adapters.use(name)
+            counter.adapter = name
         # What callers see; the engine gets another name.
         shown = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
         self._shown.setdefault(model, shown)
@@ -216,7 +218,8 @@ class Serving:
                     self._whole.add(counter)
                 check = partial(endpoint.check_form, tools_as_schema=self._tools_are_schemas)
                 await loop.run_in_executor(None, check, asked)
-                await self._use_adapter(str(parsed.model), counter)
+            name = str(parsed.model)
+            await self._use_adapter(name, counter, generates=endpoint.generates)
             answer = await endpoint.answer(asked)
         except ValidationError as fault:
             message, param = refusals.sentence(fault)

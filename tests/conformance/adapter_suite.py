@@ -162,7 +162,7 @@ class AdapterSuite:
         after = await adapted.load()
         assert after.failures == before.failures + 1, "it was tried again at once"
         assert name not in after.held
-        assert after.failing == (name,)
+        assert name in after.failing
 
     async def test_one_that_is_not_there_gets_openais_error(self, adapted: Adapted) -> None:
         heard = await hear(adapted.runtime, completion(model=named("other")))
