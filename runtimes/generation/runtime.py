@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtimes import errors, host
+from runtimes import errors, host, options
 from runtimes.errors import LoadError, Unhealthy
 from runtimes.generation import files
 from runtimes.generation.scheduler import BLOCK_TOKENS, Shape
@@ -67,9 +67,9 @@ class LanguageModelRuntime:
 
     platform = ""
 
-    def __init__(self, settings: RuntimeSettings, chosen: GenerationOptions) -> None:
+    def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
-        self._options = chosen
+        self._options = options.parse(GenerationOptions, settings.options)
         self._engine: Engine | None = None
         self._limits: StreamLimits | None = None
 

@@ -7,32 +7,25 @@ on a host and staged; that needs torch and transformers, as drawing tokens does.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtimes import exporting, options
+from runtimes import exporting
 from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
 from runtimes.generation.scheduler import MAX_KEPT, Shape
 from runtimes.openvino.model import library
-from runtimes.types import RuntimeSettings
 
 if TYPE_CHECKING:  # at run time it would import torch
     from runtimes.generation.engine import Network
 
 
-@dataclass(frozen=True, slots=True)
-class OpenVINOStreamOptions(GenerationOptions):
-    """Options of the engine."""
+OpenVINOStreamOptions = GenerationOptions
 
 
 class OpenVINOStreamRuntime(LanguageModelRuntime):
     """See `runtimes.types.StreamRuntime`."""
 
     platform = "openvino_paged"
-
-    def __init__(self, settings: RuntimeSettings) -> None:
-        super().__init__(settings, options.parse(OpenVINOStreamOptions, settings.options))
 
     def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
         library()  # before anything is exported for it

@@ -8,31 +8,23 @@ field's name. Processors alone: on a GPU `vllm` is the runtime to choose.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtimes import options
 from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
 from runtimes.generation.scheduler import Shape
-from runtimes.types import RuntimeSettings
 
 if TYPE_CHECKING:  # at run time it would import torch
     from runtimes.generation.engine import Network
 
 
-@dataclass(frozen=True, slots=True)
-class TorchStreamOptions(GenerationOptions):
-    """Options of the engine."""
+TorchStreamOptions = GenerationOptions
 
 
 class TorchStreamRuntime(LanguageModelRuntime):
     """See `runtimes.types.StreamRuntime`."""
 
     platform = "pytorch_eager"
-
-    def __init__(self, settings: RuntimeSettings) -> None:
-        super().__init__(settings, options.parse(TorchStreamOptions, settings.options))
 
     def _network(self, folder: Path, shape: Shape, threads: int) -> Network:
         torch = importlib.import_module("torch")

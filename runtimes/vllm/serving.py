@@ -146,9 +146,8 @@ class Serving:
         if generates:
             await self.adapters.use(name)
             counter.adapter = name
-        # What callers see; the engine gets another name.
-        shown = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
-        self._shown.setdefault(model, shown)
+        if model not in self._shown:  # what callers see; the engine gets another name
+            self._shown[model] = LoRARequest(model, 1, _NO_FOLDER, base_model_name=self._name)
 
     def limits(self, precision: str) -> StreamLimits:
         config = self._engine.vllm_config

@@ -21,7 +21,7 @@ from runtimes import catalog
 from runtimes.catalog import FileRequirements
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.generation.engine import Network, Part
-from runtimes.generation.runtime import GenerationOptions, LanguageModelRuntime
+from runtimes.generation.runtime import LanguageModelRuntime
 from runtimes.generation.scheduler import Shape
 from runtimes.torch import causal
 from runtimes.types import RuntimeSettings, StreamRequest, StreamRuntime
@@ -344,7 +344,7 @@ async def test_tokens_are_drawn_with_as_many_threads_as_are_given(folder: Path) 
     before = torch.get_num_threads()
     try:
         with pytest.raises(LoadError, match="enough"):
-            await Threads(given, GenerationOptions()).load()
+            await Threads(given).load()
     finally:
         torch.set_num_threads(before)
     assert found == [3]
