@@ -297,3 +297,16 @@ def _measured(
     if settings is None or engine is None:
         return settings
     return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)
+
+
+def is_version(asked: str, version: str) -> bool:
+    """Whether a caller who asks for this version means it."""
+    return asked in (version, version_number(version))
+
+
+def version_number(version: str) -> str:
+    """A version as a whole number in decimal digits, the only form that perf_analyzer reads."""
+    try:
+        return str(int(version, 16))
+    except ValueError:
+        return version

@@ -1,16 +1,18 @@
 """Bench: what does a tensor of 100 MB cost the gateway, in time, processor time and memory?
 
 `python -m loadtests.benches.big_tensors`: one client sends a tensor of FP32 to a class that returns
-it, at both kinds of ingress, as one row and as many rows of 256 KiB. *Peak* is how far the
-gateway's resident memory grew during a request (VmHWM, set back before it), as a multiple of the
-tensor. Request and answer are in memory together for a moment at least, so the peak is 2 where
-nothing is held twice. A `Form` is a way to send a tensor: others are added to `FORMS`.
+it, at both kinds of ingress, as one row and as many rows of 256 KiB; and to the same class in
+Triton's Python backend. *Peak* is how far the resident memory of the gateway, or of Triton's server
+process, grew during a request (VmHWM, set back before it), as a multiple of the tensor. Request and
+answer are in memory together for a moment at least, so the peak is 2 where nothing is held twice.
+A `Form` is a way to send a tensor: others are added to `FORMS`.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -27,21 +29,26 @@ from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.benches.server import (
     MIB,
     SETTINGS_DIR,
+    Launch,
     ProcessUsage,
     RunningServer,
     ServerTrouble,
     Settings,
+    cpu_between,
     free_port,
     headrace,
+    launched,
 )
 from loadtests.client.grpc_load import INFER, raw_message, with_model
+from loadtests.peers import venvs
 from loadtests.results.report_table import BenchVerdict, at_most
 from loadtests.traffic.workload import HEADER_LENGTH
 
 ROW_ELEMENTS = 65_536
 ELEMENT_BYTES = 4
+TRITON = "triton"
 ONE, MANY = "one row", "rows of 256 KiB"
-INGRESSES = ("direct", "haproxy")
+INGRESSES = ("direct", "haproxy", TRITON)
 MAX_PEAK = 2.3
 _SEND_BYTES = 1 << 20
 _TIMEOUT_S = 120.0
@@ -65,6 +72,20 @@ class Rows(Whole):
 '''
 
 
+TRITON_DIR = Path(__file__).resolve().parents[1] / "peers" / "triton"
+OF_TRITON = """
+name: "{name}"
+backend: "python"
+max_batch_size: {rows}
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {elements} ] }} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {elements} ] }} ]
+instance_group [ {{ kind: KIND_CPU count: 1 }} ]
+"""
+# The processes in a request's way, but for the model's own; the first one's memory is measured.
+FRONT = {TRITON: ("triton",), "direct": ("gateway replica",)}
+BEHIND_HAPROXY = ("gateway replica", "haproxy")
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A request's body in parts, and its headers."""
@@ -78,7 +99,8 @@ class Asked:
     """The median of a case's requests. `peak`: in tensors."""
 
     seconds: float
-    cpu_ms: float  # of the gateway and HAProxy
+    cpu_ms: float  # of the gateway and HAProxy, or of Triton's server process
+    total_cpu_ms: float  # of all processes of the server
     peak: float
 
 
@@ -147,16 +169,32 @@ def settings_of(ingress: str, megabytes: int, grpc_port: int = 0) -> Settings:
     return {"models": models, "gateway": gateway}
 
 
-def gateway_of(running: RunningServer) -> ProcessUsage:
-    found = [each for each in running.usage() if each.role == "gateway replica"]
+@contextmanager
+def triton(megabytes: int, grpc_port: int) -> Iterator[RunningServer]:
+    """The same two models in Triton's Python backend."""
+    elements = megabytes * MIB // ELEMENT_BYTES
+    root = SETTINGS_DIR / "big_tensors" / "triton"
+    shutil.rmtree(root, ignore_errors=True)
+    shapes = {"whole": (1, elements), "rows": (elements // ROW_ELEMENTS, ROW_ELEMENTS)}
+    for name, (rows, length) in shapes.items():
+        (root / name / "1").mkdir(parents=True)
+        shutil.copy(TRITON_DIR / "echo_model.py", root / name / "1" / "model.py")
+        config = OF_TRITON.format(name=name, rows=rows, elements=length)
+        (root / name / "config.pbtxt").write_text(config)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    python = str(venvs.make(venvs.PEERS[TRITON]))
+    command = [python, str(TRITON_DIR / "serve.py"), "--repository", str(root.absolute())]
+    command += ["--port", str(port), "--grpc-port", str(grpc_port)]
+    with launched(Launch(TRITON, command, url, f"{url}/v2/health/ready")) as running:
+        yield running
+
+
+def process_of(running: RunningServer, role: str) -> ProcessUsage:
+    found = [each for each in running.usage() if each.role == role]
     if len(found) != 1:
-        raise ServerTrouble(f"{len(found)} gateways run, and one was expected")
+        raise ServerTrouble(f"{len(found)} processes are {role}, and one was expected")
     return found[0]
-
-
-def cpu_s(running: RunningServer) -> float:
-    ways = ("gateway replica", "haproxy")
-    return sum(each.cpu_s for each in running.usage() if each.role in ways)
 
 
 def memory_of(pid: int, field: str) -> int:
@@ -208,12 +246,16 @@ def runs(options: Options) -> Iterator[BenchRun]:
     @contextmanager
     def start(side: str) -> Iterator[RunningServer]:
         form, _, ingress = side.rpartition(", ")
-        settings = settings_of(ingress, options.megabytes, grpc_port if form == GRPC else 0)
-        with headrace(settings, name=f"big-{ingress}") as running:
+        if ingress == TRITON:
+            server = triton(options.megabytes, grpc_port)
+        else:
+            settings = settings_of(ingress, options.megabytes, grpc_port if form == GRPC else 0)
+            server = headrace(settings, name=f"big-{ingress}")
+        with server as running:
             yield running
 
     def drive(side: str, running: RunningServer, case: str) -> Asked:
-        form = side.rpartition(", ")[0]
+        form, _, ingress = side.rpartition(", ")
         elements = options.megabytes * MIB // ELEMENT_BYTES
         shape = (1, elements) if case == ONE else (elements // ROW_ELEMENTS, ROW_ELEMENTS)
         model = "whole" if case == ONE else "rows"
@@ -222,39 +264,43 @@ def runs(options: Options) -> Iterator[BenchRun]:
             asks = partial(ask_grpc, grpc_port, model, sent)
         else:
             asks = partial(ask, running.url, f"/v2/models/{model}/infer", sent)
-        return _measured(running, asks, options)
+        return _measured(running, FRONT.get(ingress, BEHIND_HAPROXY), asks, options)
 
     sides = [
         f"{form}, {ingress}"
         for form in options.forms
         for ingress in options.ingresses
-        if form != GRPC or ingress != "direct"  # which has no gRPC
+        if (form, ingress) not in ((GRPC, "direct"), ("arrow", TRITON))  # which they have not
     ]
     yield from alternate(sides, options.repeats, start, drive, (ONE, MANY))
 
 
-def _measured(running: RunningServer, asks: Callable[[], int], options: Options) -> Asked:
+def _measured(
+    running: RunningServer, front: tuple[str, ...], asks: Callable[[], int], options: Options
+) -> Asked:
     size = options.megabytes * MIB
-    pid = gateway_of(running).pid
+    pid = process_of(running, front[0]).pid
     asks()  # memory that is kept from now on
-    seconds, cpu_ms, peaks = [], [], []
+    seconds, cpu_ms, total_ms, peaks = [], [], [], []
     for _ in range(options.requests):
         time.sleep(1.0)  # so that freed memory is given back
         Path(f"/proc/{pid}/clear_refs").write_text("5")
-        before, spent = memory_of(pid, "VmRSS"), cpu_s(running)
+        held, before = memory_of(pid, "VmRSS"), running.usage()
         began = time.perf_counter()
         answered = asks()
         seconds.append(time.perf_counter() - began)
         if answered < size:
             raise ServerTrouble(f"{answered} bytes were answered, of a tensor of {size}")
-        cpu_ms.append(1000 * (cpu_s(running) - spent))
-        peaks.append((memory_of(pid, "VmHWM") - before) / size)
-    return Asked(*map(statistics.median, (seconds, cpu_ms, peaks)))
+        spent = cpu_between(before, running.usage())
+        cpu_ms.append(1000 * sum(spent.get(role, 0.0) for role in front))
+        total_ms.append(1000 * sum(spent.values()))
+        peaks.append((memory_of(pid, "VmHWM") - held) / size)
+    return Asked(*map(statistics.median, (seconds, cpu_ms, total_ms, peaks)))
 
 
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for run in done:
-        if run.side.startswith(("binary,", "arrow,")):
+        if not run.side.endswith(TRITON):
             claim = f"{run.side}, {run.case}: peak of request and answer, in tensors"
             yield at_most(claim, run.result.peak, MAX_PEAK)
 
@@ -264,7 +310,7 @@ BENCH = Bench(
     about=__doc__,
     title=lambda options: f"Tensors of {options.megabytes} MiB",
     options={
-        "forms": BenchOption(["binary"], choices=tuple(FORMS), help="arrow needs pyarrow"),
+        "forms": BenchOption(list(FORMS), choices=tuple(FORMS), help="arrow needs pyarrow"),
         "ingresses": BenchOption(list(INGRESSES), choices=INGRESSES),
         "megabytes": BenchOption(100),
         "requests": BenchOption(5, help="in each case"),
@@ -273,11 +319,12 @@ BENCH = Bench(
     measure=runs,
     columns=(
         ("seconds", median("seconds")),
-        ("gateway and HAProxy CPU ms", median("cpu_ms")),
+        ("gateway's CPU ms", median("cpu_ms")),
+        ("all processes' CPU ms", median("total_cpu_ms")),
         ("peak, in tensors", median("peak")),
     ),
     caption=lambda case, options: f"{options.megabytes} MiB of FP32 sent and answered, {case}",
-    first="form, ingress",
+    first="form, server",
     thresholds=thresholds,
     record=asdict,
 )

@@ -4,8 +4,12 @@
 sends 8 MB of INT64, as JSON, as binary data, as an Arrow stream and in shared memory over HTTP,
 and by gRPC, to one Headrace behind HAProxy, whose device takes 2 ms for a batch of at most 32 rows;
 and to Triton with the same device in its Python backend. Measured are requests a second, p50 and
-p99, and the processor time of a request in all of the server's processes. gRPC's client takes more
-of the machine than HTTP's, so the processor time is what compares the forms; rates compare servers.
+p99, and the processor time of a request in all of the server's processes.
+
+A request costs a server less processor time the more come a second: work that wakes it is shared,
+and Ray's own processes take theirs whatever comes. gRPC's client takes more of the machine than
+HTTP's and so reaches a lower rate. What compares the forms is therefore the processor time at the
+same rate, sent open loop; the rates of closed loops compare servers.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ from loadtests.benches.overhead import PEERS_DIR, ROW_LENGTH, DeviceTrial
 from loadtests.benches.runner import (
     Bench,
     BenchOption,
+    BenchRun,
     Column,
     Options,
     Runs,
-    in_systems,
+    in_turn,
     median,
     rates,
     total,
@@ -55,11 +60,32 @@ JSON, BINARY, ARROW, SHARED, GRPC = "json", "binary", "arrow", "shared memory", 
 FORMS = (JSON, BINARY, ARROW, SHARED, GRPC)
 TRITON = "triton "
 OF_TRITON = (JSON, BINARY, GRPC)
-LARGE = 0  # among the numbers of clients: one, with a large row
+HEADRACE = "headrace"
 LARGE_LENGTH = 1_000_000
 SHM = Path("/dev/shm")
 REGION = "headrace-default-bench"
 MAX_GRPC_TIMES_HTTP = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A closed loop of `clients`, or an open loop of `rate` requests a second; `large`: one client
+    with a large row."""
+
+    about: str
+    clients: int = 32
+    rate: float = 0.0
+    large: bool = False
+
+
+OFFERED = {
+    "1": Offered("1 client, 24 INT64", clients=1),
+    "32": Offered("32 clients, 24 INT64"),
+    "128": Offered("128 clients, 24 INT64", clients=128),
+    "200/s": Offered("200 requests a second, open loop, 24 INT64", rate=200.0),
+    "600/s": Offered("600 requests a second, open loop, 24 INT64", rate=600.0),
+    "large": Offered("1 client, 8 MB of INT64", clients=1, large=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +98,7 @@ class ServedForms(RunningServer):
 @contextmanager
 def serving(name: str) -> Iterator[ServedForms]:
     grpc_port = free_port()
-    if name.startswith(TRITON):
+    if name != HEADRACE:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         python = str(venvs.make(venvs.PEERS["triton"]))
@@ -97,19 +123,19 @@ def serving(name: str) -> Iterator[ServedForms]:
         )
 
 
-def sent(name: str, server: ServedForms, clients: int, seconds: float) -> LoadResult:
+def sent(name: str, server: ServedForms, offered: Offered, seconds: float) -> LoadResult:
     form, rng = name.removeprefix(TRITON), random.Random(24)
-    model = "device" if clients or name.startswith(TRITON) else "large"
-    length = ROW_LENGTH if clients else LARGE_LENGTH
+    model = "large" if offered.large and form == name else "device"
+    length = LARGE_LENGTH if offered.large else ROW_LENGTH
     values = [rng.randrange(30_000) for _ in range(length)]
-    clients = clients or 1
+    clients, rate = offered.clients, offered.rate
     if form == GRPC:
         target, message = f"127.0.0.1:{server.grpc_port}", infer_message(model, "ids", values)
-        return grpc_load.run(GrpcLoad(target, message, clients, seconds))
+        return grpc_load.run(GrpcLoad(target, message, clients, seconds, rate=rate))
     where = Target.parse(f"{server.url}/v2/models/{model}/infer")
     body, headers = BODIES[form](server, values)
-    request = render(where, body, headers=headers)
-    return load.run(Load(where, (Call(request),), clients=clients, seconds=seconds))
+    call = Call(render(where, body, headers=headers))
+    return load.run(Load(where, (call,), clients=clients, seconds=seconds, rate=rate))
 
 
 Body = tuple[bytes, dict[str, str]]
@@ -164,12 +190,22 @@ BODIES: dict[str, Callable[[ServedForms, list[int]], Body]] = {
 }  # fmt: skip
 
 
-def measure(
-    name: str, server: ServedForms, clients: int, seconds: float, warmup_s: float
-) -> DeviceTrial:
-    sent(name, server, clients, warmup_s)
+def measure(options: Options) -> Iterator[BenchRun]:
+    """Each server once a repetition, with all its forms in turn for each load."""
+    forms: dict[str, list[str]] = {HEADRACE: [], TRITON.strip(): []}
+    for name in options.systems:
+        forms[TRITON.strip() if name.startswith(TRITON) else HEADRACE].append(name)
+    for _, side in in_turn([side for side, names in forms.items() if names], options.repeats):
+        with serving(side) as server:
+            for at in options.loads:
+                for name in forms[side]:
+                    yield BenchRun(name, trial(name, server, OFFERED[at], options), at)
+
+
+def trial(name: str, server: ServedForms, offered: Offered, options: Options) -> DeviceTrial:
+    sent(name, server, offered, options.warmup)
     before = server.usage()
-    result = sent(name, server, clients, seconds)
+    result = sent(name, server, offered, options.seconds)
     spent = cpu_between(before, server.usage())
     answers = max(1, result.answers)
     cpu_us = {role: cpu_s / answers * 1e6 for role, cpu_s in spent.items() if cpu_s > 0}
@@ -194,9 +230,9 @@ COLUMNS: tuple[Column, ...] = (
 def thresholds(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     if not {JSON, GRPC} <= set(options.systems):
         return
-    for clients in (each for each in options.clients if each != LARGE):
-        cost = [done.of(form, clients).median("server_cpu_us") for form in (GRPC, JSON)]
-        claim = f"gRPC takes at most 1.15 × the processor time of HTTP at {clients} clients"
+    for at in (each for each in options.loads if OFFERED[each].rate):
+        cost = [done.of(form, at).median("server_cpu_us") for form in (GRPC, JSON)]
+        claim = f"gRPC takes at most 1.15 × the processor time of HTTP at {at}"
         yield at_most(claim, ratio(*cost), MAX_GRPC_TIMES_HTTP, " ×")
 
 
@@ -209,16 +245,14 @@ BENCH = Bench(
             [*FORMS, *(TRITON + form for form in OF_TRITON)],
             choices=(*FORMS, *(TRITON + form for form in OF_TRITON)),
         ),
-        "clients": BenchOption([1, 32, 128, LARGE], help="0: one, with 8 MB"),
+        "loads": BenchOption(list(OFFERED), choices=tuple(OFFERED), help="clients, or a rate"),
         "seconds": BenchOption(6.0, "a trial (%(default)s)"),
         "warmup": BenchOption(2.0, "s before it (%(default)s)"),
         "repeats": BenchOption(3),
     },
-    measure=lambda options: in_systems(options, serving, measure),
+    measure=measure,
     columns=COLUMNS,
-    caption=lambda clients, options: (
-        f"{clients} client{'s' * (clients > 1)}, 24 INT64" if clients else "1 client, 8 MB of INT64"
-    ),
+    caption=lambda at, options: OFFERED[at].about,
     first="form",
     thresholds=thresholds,
     record=DeviceTrial.record,

@@ -1,4 +1,4 @@
-"""A closed loop of gRPC calls: so many clients, each with one call under way.
+"""A load of gRPC calls: a closed loop of so many clients, or an open loop at Poisson times.
 
 Messages are bytes on both sides: neither encoding them nor reading answers is in the figures. The
 client is grpcio's own, of C++ below asyncio; it takes three times the processor time of this
@@ -10,6 +10,7 @@ Source: Open Inference Protocol, open_inference_grpc.proto; protobuf's encoding.
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import grpc
 
 from loadtests.client.load import LoadResult, LoadTally
 from loadtests.client.player import run_loop
+from loadtests.traffic.workload import poisson_times
 
 CLIENTS_A_CHANNEL = 32
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -28,7 +30,9 @@ _OK = 200
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad:
-    """`target`: host:port; `message`: what each call sends; `metadata`: with it."""
+    """`target`: host:port; `message`: what each call sends; `metadata`: with it. `rate`: calls a
+    second, sent open loop whatever is still under way, latency from when a call was due; 0 is the
+    closed loop."""
 
     target: str
     message: bytes
@@ -37,6 +41,7 @@ class GrpcLoad:
     method: str = INFER
     timeout_s: float = 30.0
     metadata: tuple[tuple[str, str], ...] = ()
+    rate: float = 0.0
 
 
 def run(load: GrpcLoad) -> LoadResult:
@@ -57,9 +62,12 @@ async def run_async(load: GrpcLoad) -> LoadResult:
     ]
     cpu_s, end = time.process_time(), tally.begin + load.seconds
     calls = [channel.unary_unary(load.method) for channel in channels]
-    await asyncio.gather(
-        *(_client(load, calls[n % len(calls)], tally, end) for n in range(load.clients))
-    )
+    if load.rate:
+        await _at_times(load, calls, tally)
+    else:
+        await asyncio.gather(
+            *(_client(load, calls[n % len(calls)], tally, end) for n in range(load.clients))
+        )
     cpu_s = time.process_time() - cpu_s
     tally.end = time.perf_counter()
     for channel in channels:
@@ -71,12 +79,28 @@ async def _client(
     load: GrpcLoad, call: grpc.aio.UnaryUnaryMultiCallable, tally: LoadTally, end: float
 ) -> None:
     while (since := time.perf_counter()) < end:
-        try:
-            await call(load.message, timeout=load.timeout_s, metadata=load.metadata)
-        except grpc.aio.AioRpcError as error:
-            tally.failed(time.perf_counter(), since, error.code().name)
-        else:
-            tally.answered(time.perf_counter(), since, _OK, 1)
+        await _one(load, call, tally, since)
+
+
+async def _at_times(
+    load: GrpcLoad, calls: Sequence[grpc.aio.UnaryUnaryMultiCallable], tally: LoadTally
+) -> None:
+    async with asyncio.TaskGroup() as sent:
+        for n, at in enumerate(poisson_times(load.rate, load.seconds, random.Random(0))):
+            since = tally.begin + at
+            await asyncio.sleep(max(0.0, since - time.perf_counter()))
+            sent.create_task(_one(load, calls[n % len(calls)], tally, since))
+
+
+async def _one(
+    load: GrpcLoad, call: grpc.aio.UnaryUnaryMultiCallable, tally: LoadTally, since: float
+) -> None:
+    try:
+        await call(load.message, timeout=load.timeout_s, metadata=load.metadata)
+    except grpc.aio.AioRpcError as error:
+        tally.failed(time.perf_counter(), since, error.code().name)
+    else:
+        tally.answered(time.perf_counter(), since, _OK, 1)
 
 
 def infer_message(model: str, name: str, values: Sequence[int]) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from deployments.contract.description import is_version
 from deployments.contract.errors import BadRequest, NotFound, RowFailed
 from deployments.gateway.grpc.messages import ModelInferResponse
 from deployments.gateway.http.protocols import openai_generation
@@ -131,7 +132,7 @@ def completion_of(
 ) -> tuple[GenerationCall, TextAnswer]:
     """`version`: the model's; `may_stream`: the answer may have several messages. Raises BadRequest
     and NotFound."""
-    if call.version not in (None, version):
+    if call.version is not None and not is_version(call.version, version):
         raise NotFound(
             f"model {call.model} has no version '{call.version}'; the live version is {version}",
             param="model",

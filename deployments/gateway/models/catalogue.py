@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from deployments.contract import errors
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.codec import OtherVersion
-from deployments.contract.description import GatewayIdentity, ModelDescription
+from deployments.contract.description import GatewayIdentity, ModelDescription, is_version
 from deployments.contract.registry import ANSWER_S, VIEW, View
 from deployments.contract.rollout.terms import RolloutRoute, is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
@@ -206,7 +206,7 @@ class Catalogue:
                     retry_after_s=self._ready_in_s(name),
                 )
             raise self.missing(name)
-        if version is not None and version != model.description.version:
+        if version is not None and not is_version(version, model.description.version):
             raise errors.NotFound(
                 f"model {name} has no version {version[:_SHOWN_CHARACTERS]!r}; "
                 f"the live version is {model.description.version}"

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from deployments.contract.description import version_number
 from deployments.gateway.http.protocols import triton
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.services import RequestContext
@@ -233,7 +234,7 @@ class ModelStatistics:
         ]
         return triton.ModelStatisticsEntry(
             name,
-            self.version,
+            version_number(self.version),
             self.last_inference_ms,
             self.inference_count,
             self.execution_count,

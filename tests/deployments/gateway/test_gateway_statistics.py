@@ -52,7 +52,10 @@ async def test_counts_are_those_of_requests_rows_and_batches(stand: Stand) -> No
     assert times["success"]["ns"] >= times["queue"]["ns"] > 0
     sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in found["batch_stats"]}
     assert sizes == {1: 1, 3: 2}
+    # perf_analyzer reads the version as a number of 64 bits, and counts nothing otherwise.
+    (told,) = (await page(stand, "/v2/models/device"))["versions"]
     version = found["version"]
+    assert 0 < int(version) == int(told, 16) < 2**63
     assert await page(stand, f"/v2/models/device/versions/{version}/stats") == await page(
         stand, "/v2/models/device/stats"
     )

@@ -82,7 +82,7 @@ class BatchTimes(msgspec.Struct):
 
 class ModelStatisticsEntry(msgspec.Struct):
     """Counts of the gateway that answers, since it began or the version went live.
-    `last_inference`: milliseconds since the epoch, 0: none yet."""
+    `version`: as a number. `last_inference`: milliseconds since the epoch, 0: none yet."""
 
     name: str
     version: str
