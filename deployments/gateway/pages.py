@@ -40,6 +40,9 @@ PUBLIC = frozenset({"live", "ready"})
 OPERATORS = frozenset({"metrics", "all_statistics", "model_statistics"})
 ADMIN = frozenset({"admin_status", "admin_controllers", "admin_keys", "admin_revoke"})
 NOBODY = PageReader(models=frozenset())
+# Of an answer that another server than this process's own gives: Serve's proxy, which HAProxy asks
+# while it knows no gateway. It stalls on large bodies and has no gRPC.
+VIA_SERVE = (b"via", b"1.1 serve-proxy")
 _INDEX_LIMITS = small_body("an index request may be")
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, and
 # the page's own address says where requests that are tried out go, for gateways behind a prefix.
@@ -156,7 +159,10 @@ class Pages:
         waiting = [s for s in self._states(who) if not s.ready]
         if ready:  # what came later answers for itself
             waiting = [s for s in waiting if self._models.is_optional(s.name)]
-        return (200 if ready else 503), metadata.server_ready(ready, waiting)
+        page = metadata.server_ready(ready, waiting)
+        if not exchange.is_direct:
+            page.headers.append(VIA_SERVE)
+        return (200 if ready else 503), page
 
     def _model_metadata(self, exchange: Exchange, route: Route, who: PageReader) -> Page:
         assert route.model is not None

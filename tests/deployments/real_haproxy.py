@@ -49,11 +49,17 @@ backend http-gateway
 
 @contextlib.asynccontextmanager
 async def in_front_of(
-    *servers: asyncio.Server | int, folder: Path, wrapper: str = "", other: int = 0, **told: object
+    *servers: asyncio.Server | int,
+    folder: Path,
+    wrapper: str = "",
+    other: int = 0,
+    fallback: int = 0,
+    **told: object,
 ) -> AsyncIterator[str]:
     """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL, once
     it listens. `wrapper`: the program in its place; "": one is made. `other`: the port of
-    another application's replica, at /other; 0: none. `told`: HEADRACE_HAPROXY_… by the end of its
+    another application's replica, at /other, and `fallback` that of what stands in for
+    gateways; 0: none. `told`: HEADRACE_HAPROXY_… by the end of its
     name."""
     wrapper = wrapper or str(haproxy.program(folder / "program", folder))
     (port, metrics, stats), config = ports.several_free(3), folder / "haproxy.cfg"
@@ -61,6 +67,8 @@ async def in_front_of(
         f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{_port(each)}"
         for n, each in enumerate(servers)
     ]
+    if fallback:
+        lines.append(f"    server SERVE_PROXY_ACTOR-fallback 127.0.0.1:{fallback} backup")
     own: dict[str, object] = {"metrics": metrics, "stats": stats, "routes": "", "others": ""}
     if other:
         own["routes"] = "    use_backend http-other if { path_beg /other }\n"

@@ -98,7 +98,6 @@ def of_backend(options: HAProxyOptions, gateways: Sequence[str]) -> str:
     ours = f"{{ fe_name {rules.GRPC_FRONTEND} }}"
     later = _refusal(_UNAVAILABLE, rules.OWN_REFUSALS[503][0], _LATER_MS)
     lines = [
-        *(f"acl gateway_up srv_is_up({rules.BACKEND}/{name})" for name in gateways),
         # Serve's proxy, the fallback, passes no trailers on.
         f"http-request return {later} if {ours}{' !gateway_up' * bool(gateways)}",
         f"http-response return {later} if {ours} {{ srv_name -m beg SERVE_PROXY_ACTOR }}",

@@ -26,6 +26,7 @@ _SOURCE_SHARE = 0.1
 # not fit HAProxy says only that it is bad, in HTML.
 BUFFER_BYTES = 32_768
 PARSED_HEADERS = 256  # for the same reason; HAProxy's own is 101, the first line included
+_MOST_TO_FALLBACK_BYTES = 8 << 20
 _CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
 _CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so long
 ACKNOWLEDGED = f"tcp-ut {_CALLER_SILENCE_S}s"
@@ -436,6 +437,24 @@ def too_many_bodies(places: int) -> tuple[str, str]:
 
 def _refused(why: str, condition: str) -> str:
     return f"http-request return {refusal(*_REFUSALS[why])} if {condition}"
+
+
+def gateways_up(gateways: Sequence[str]) -> str:
+    """Lines of the gateways' section: `gateway_up`, whether HAProxy may send to one of them."""
+    return "".join(f"    acl gateway_up srv_is_up({BACKEND}/{name})\n" for name in gateways)
+
+
+def of_fallback(gateways: Sequence[str]) -> str:
+    """Lines of the gateways' section: what Serve's proxy, the fallback, does not get. Bodies of
+    30 MB never arrive through it (16 MB do), and one without a length may be as long."""
+    down = " !gateway_up" * bool(gateways)
+    return "".join(
+        f"    http-request return {own_refusal(503)} if {each}{down}\n"
+        for each in (
+            f"{{ req.body_size gt {_MOST_TO_FALLBACK_BYTES} }}",
+            f"{{ var(txn.no_length) -m bool }} {{ req.body_len gt {_CHUNKED_BYTES} }}",
+        )
+    )
 
 
 def own_refusal(status: int) -> str:

@@ -125,7 +125,11 @@ def edits(
     bounded = connections(options.max_connections)
     listens = haproxy_rules.listening(options, combined)
     rules = haproxy_rules.frontend(options, bounded, len(gateways))
-    of_grpc = haproxy_grpc.of_backend(options, gateways)
+    of_backend = (
+        haproxy_rules.gateways_up(gateways)
+        + haproxy_grpc.of_backend(options, gateways)
+        + haproxy_rules.of_fallback(gateways)
+    )
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
@@ -143,7 +147,7 @@ def edits(
              lambda _: f"    http-request return {haproxy_rules.own_refusal(503)}\n"),
         Edit("the fallback's refusals are ours, and its 404 is 503 until it knows the gateway",
              "backend http-gateway", r" *http-reuse always\n",
-             lambda m: f"{m[0]}{of_grpc}{_fallback_refusals()}", must_match=False),
+             lambda m: f"{m[0]}{of_backend}{_fallback_refusals()}", must_match=False),
         Edit("the admin socket is its owner's alone", "global",
              r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
         Edit("connections fit the open files of this node", "global",

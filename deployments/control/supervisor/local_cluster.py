@@ -137,7 +137,9 @@ class LocalCluster(ServedModels):
             else:
                 url = f"http://{authority(*self._reached)}/readyz"
                 # Without certificates, which take 30 ms of a processor to load.
-                if httpx.get(url, timeout=_READY_ANSWER_S, verify=False).status_code != 200:
+                answer = httpx.get(url, timeout=_READY_ANSWER_S, verify=False)
+                # Through Serve's proxy, which is no way for large bodies or gRPC.
+                if answer.status_code != 200 or "via" in answer.headers:
                     return False
         except (OSError, httpx.HTTPError):
             return False

@@ -177,6 +177,11 @@ class Exchange:
             return False  # as of nearly all
         return kind.lower().startswith(ARROW_STREAM) or ARROW_STREAM in accepts.lower()
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it came over a connection of this process's own, not through Serve's proxy."""
+        return self._at_once
+
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
         """The raw body; a read-only view of one that `has_tensors` and came later than its headers.
         Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""

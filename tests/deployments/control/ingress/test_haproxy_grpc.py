@@ -507,8 +507,8 @@ def test_without_a_port_there_is_nothing_of_grpc() -> None:
 def test_the_fallback_gets_no_grpc_and_needs_no_gateway_to_be_known() -> None:
     found = config(grpc_port=18001)
     assert "acl gateway_up srv_is_up(http-gateway/SERVE_REPLICA_gateway-1)" in found
-    (refuses,) = [line for line in found if line.endswith("!gateway_up")]
-    assert refuses.startswith("http-request return status 200 hdr grpc-status 14 ")
+    refuses = [line for line in found if line.endswith("!gateway_up")]
+    assert refuses[0].startswith("http-request return status 200 hdr grpc-status 14 ")
     (server,) = [line for line in CONFIG.splitlines(keepends=True) if "SERVE_REPLICA" in line]
     without = corrected(CONFIG.replace(server, ""), HAProxyOptions(grpc_port=18001))
     assert "gateway_up" not in without

@@ -445,3 +445,25 @@ def test_more_gateways_take_more_large_bodies():
     rules = haproxy_rules.frontend(HAProxyOptions(max_requests=100), 1000, gateways=2)
     assert "gt 100 }" in rules
     assert "gt 150 }" in rules
+
+
+@pytest.mark.parametrize("has_gateway", [False, True])
+async def test_large_bodies_go_to_no_fallback(has_gateway: bool, tmp_path: Path) -> None:
+    """Serve's proxy never hands them on."""
+    stands_in = await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20)
+    gateways = [await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20)] * has_gateway
+    port = stands_in.sockets[0].getsockname()[1]
+    async with in_front_of(*gateways, folder=tmp_path, fallback=port) as url:
+        edge = Edge(urlsplit(url).port or 0)
+        for size, expected in ((1 << 20, b"200"), (9 << 20, b"200" if has_gateway else b"503")):
+            head = b"POST / HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (
+                HOST,
+                size,
+            )
+            answer = await edge.said(head + bytes(size))
+            assert answer.split(b" ", 2)[1] == expected, (size, answer[:300])
+        chunked = b"POST /v2/models/m/infer HTTP/1.1\r\n%btransfer-encoding: chunked\r\n\r\n" % HOST
+        for size, expected in ((100, b"200"), (30_000, b"200" if has_gateway else b"503")):
+            answer = await edge.said(chunked + b"%x\r\n%b\r\n0\r\n\r\n" % (size, bytes(size)))
+            assert answer.split(b" ", 2)[1] == expected, (size, answer[:300])
+    stands_in.close()

@@ -198,10 +198,21 @@ def test_readiness_does_without_canaries(
 ) -> None:
     said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
     monkeypatch.setattr(ray, "get", lambda _, timeout=None: said)
-    ready = SimpleNamespace(status_code=200)
+    ready = SimpleNamespace(status_code=200, headers={})
     monkeypatch.setattr(httpx, "get", lambda url, timeout, verify: ready)
     assert cluster.ready(2)
     assert not cluster.ready(3)
+
+
+def test_a_server_is_not_ready_while_only_serves_proxy_answers(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"via": "1.1 serve-proxy"}
+    ready = SimpleNamespace(status_code=200, headers=headers)
+    monkeypatch.setattr(httpx, "get", lambda url, timeout, verify: ready)
+    assert not cluster.ready(1)
+    headers.clear()
+    assert cluster.ready(1)
 
 
 MIB = 1 << 20
