@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtimes.errors import BadRows, OutOfMemory, Unhealthy, failed
+from runtimes.errors import BadRows, Unhealthy, failed, lacks_memory
 from runtimes.types import DTYPES, StageTimes
 from runtimes.warmup import CapturedShapes, Shape
 
@@ -92,11 +92,12 @@ def faults() -> Iterator[None]:
     except Exception as error:
         if "index out of bounds" in str(error):  # compiled code's message for such an index
             raise BadRows(f"the model does not take these rows: {error}") from error
-        fault = failed(f"torch failed on the batch: {error}", error)
-        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):
+        if "CUDA error" in str(error) and not lacks_memory(error):
             # This process cannot use the device any more.
             raise Unhealthy(f"the GPU is lost: {error}") from error
-        raise fault from error
+        # Not kept in a name: with its own frame the fault would be a cycle, which holds the memory
+        # of what failed until Python looks for cycles.
+        raise failed(f"torch failed on the batch: {error}", error) from error
 
 
 def tensor_of(array: Array) -> torch.Tensor:

@@ -198,6 +198,31 @@ async def test_an_engine_that_breaks_ends_all_and_says_so(
 
 
 @on_one_loop
+async def test_a_gpu_that_is_lost_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(causal, "_attended", fails)
+    with pytest.raises(Unhealthy, match="GPU is lost"):
+        await ids(runtime, [5])
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+    await runtime.close()
+
+
+@on_one_loop
+async def test_a_device_that_is_not_there_is_an_error_at_the_start(folder: Path) -> None:
+    for device, words in (("cuda:63", "cuda:63, but torch sees"), ("gpu", "cpu, cuda, cuda:N")):
+        with pytest.raises(LoadError, match=words):
+            await catalog.create_stream(settings(folder, device=device)).load()
+
+
+@on_one_loop
 async def test_closing_ends_what_runs(folder: Path) -> None:
     runtime = catalog.create_stream(settings(folder))
     with pytest.raises(Unhealthy):
@@ -220,10 +245,15 @@ async def test_closing_ends_what_runs(folder: Path) -> None:
         ("Gemma3Text", {**SIZES, "sliding_window": 8}), ("Mixtral", SIZES),
     ],
 )  # fmt: skip
-def test_families_give_their_own_numbers(tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_families_give_their_own_numbers(
+    tmp_path: Path, name: str, sizes: dict[str, int], device: str
+) -> None:
     """Also behind the window of attention."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
     module = saved(tmp_path, name, sizes).eval()
-    model = causal.opened(tmp_path, torch.float32)
+    model = causal.opened(tmp_path, torch.float32, device)
     tokens = np.random.default_rng(1).integers(0, 300, 60)
     with torch.inference_mode():
         own = module(torch.from_numpy(tokens)[None], use_cache=False).logits[0, -1]
