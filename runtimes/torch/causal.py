@@ -22,7 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from runtimes.errors import LoadError
 from runtimes.generation import engine
 from runtimes.generation.engine import Part
-from runtimes.torch.runner import faults
+from runtimes.torch.runner import Faults
 
 _PIECE = 64  # places by which a buffer grows
 _NAME = "headrace_parts"
@@ -86,7 +86,7 @@ class CausalModel:
     def step(self, parts: Sequence[Part]) -> torch.Tensor:
         """float32 [wanted parts, vocabulary], on the processors. Raises runtimes' faults."""
         device = self.module.device
-        with faults(), torch.inference_mode():
+        with Faults(), torch.inference_mode():
             for part in parts:
                 part.cache.settle()
             ids = np.concatenate([part.ids for part in parts])

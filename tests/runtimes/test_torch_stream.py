@@ -4,6 +4,7 @@ that are refused."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ import transformers
 from examples import make_llm
 from runtimes import catalog
 from runtimes.catalog import FileRequirements
-from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.errors import LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.generation.engine import Network, Part
 from runtimes.generation.runtime import LanguageModelRuntime
 from runtimes.generation.scheduler import Shape
@@ -213,6 +214,29 @@ async def test_a_gpu_that_is_lost_ends_the_engine(
     with pytest.raises(Unhealthy):
         await runtime.health()
     await runtime.close()
+
+
+@on_one_loop
+async def test_a_gpu_without_memory_fails_what_runs_and_answers_again(folder: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
+    runtime = catalog.create_stream(settings(folder, device="cuda"))
+    await runtime.load()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(0) + (8 << 20)) / total)
+    held = []
+    try:
+        for size in (1 << 20, 1 << 9):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        with pytest.raises(OutOfMemory):
+            await ids(runtime, [5] * 100, max_tokens=3)
+        held.clear()
+        assert len(await ids(runtime, [5] * 100, max_tokens=3)) == 3
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        await runtime.close()
 
 
 @on_one_loop
