@@ -198,8 +198,8 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, st
     if too_large := _beyond_slice(model) or _unlike_gpus(model):
         return [(("options",), too_large)]
     generates = model.task == catalog.GENERATE
-    if generates and model.runtime in ("torch", "openvino") and model.replicas.num_gpus:
-        words = "generates on processors; must be vllm, or replicas.num_gpus must be 0"
+    if generates and model.runtime == "openvino" and model.replicas.num_gpus:
+        words = "generates on processors; must be torch or vllm, or replicas.num_gpus must be 0"
         return [(("runtime",), f"is {model.runtime}, which {words}")]
     wrong = (
         None

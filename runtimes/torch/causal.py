@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from runtimes.errors import LoadError
 from runtimes.generation import engine
 from runtimes.generation.engine import Part
+from runtimes.torch.runner import Faults
 
 _PIECE = 64  # places by which a buffer grows
 _NAME = "headrace_parts"
@@ -83,8 +84,9 @@ class CausalModel:
         return KeysValues()
 
     def step(self, parts: Sequence[Part]) -> torch.Tensor:
-        """float32 [wanted parts, vocabulary]."""
-        with torch.inference_mode():
+        """float32 [wanted parts, vocabulary], on the processors. Raises runtimes' faults."""
+        device = self.module.device
+        with Faults(), torch.inference_mode():
             for part in parts:
                 part.cache.settle()
             ids = np.concatenate([part.ids for part in parts])
@@ -92,18 +94,18 @@ class CausalModel:
             ends = np.cumsum([len(part.ids) for part in parts])
             rows = [end - 1 for end, part in zip(ends, parts, strict=True) if part.wanted]
             found = self.module(
-                input_ids=torch.from_numpy(ids)[None],
-                position_ids=torch.from_numpy(np.concatenate(places))[None],
+                input_ids=torch.from_numpy(ids)[None].to(device),
+                position_ids=torch.from_numpy(np.concatenate(places))[None].to(device),
                 use_cache=False,
-                logits_to_keep=torch.tensor(rows or [0]),
+                logits_to_keep=torch.tensor(rows or [0], device=device),
                 parts=parts,
             )
             logits: torch.Tensor = found.logits[0, : len(rows)]
-            return logits.float()
+            return logits.float().cpu()
 
 
-def opened(folder: Path, kind: torch.dtype) -> CausalModel:
-    """The folder's model, checked. Raises `LoadError`."""
+def opened(folder: Path, kind: torch.dtype, device: str = "cpu") -> CausalModel:
+    """The folder's model on the device, checked. Raises `LoadError`."""
     AttentionInterface.register(_NAME, _attention)
     try:
         module = AutoModelForCausalLM.from_pretrained(
@@ -113,6 +115,10 @@ def opened(folder: Path, kind: torch.dtype) -> CausalModel:
     except Exception as error:  # its parts raise what they like
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise LoadError(f"{folder}: transformers cannot load it: {words[0]}") from error
+    try:
+        module.to(device)
+    except torch.OutOfMemoryError as error:
+        raise LoadError(f"{device} has no memory for the model: {error}") from error
     model = CausalModel(module, int(module.get_output_embeddings().weight.shape[0]))
     _check(folder, model, kind)
     return model
@@ -123,7 +129,8 @@ def _check(folder: Path, model: CausalModel, kind: torch.dtype) -> None:
     name = type(model.module).__name__
     drawn = engine.tried(model.vocabulary)
     with torch.inference_mode():
-        own = model.module(torch.from_numpy(drawn), use_cache=False).logits[:, -1].float()
+        ids = torch.from_numpy(drawn).to(model.module.device)
+        own = model.module(ids, use_cache=False).logits[:, -1].float().cpu()
     model.module.set_attn_implementation(_NAME)
     engine.check(model, drawn, own, f"{folder}: its {name}", _TOLERANCE[kind])
 
@@ -177,8 +184,8 @@ def _attended(
     known = keys.shape[1]
     mask = None
     if known > tokens or (window is not None and known > window):
-        at = torch.arange(known - tokens, known)[:, None]
-        other = torch.arange(known)[None]
+        at = torch.arange(known - tokens, known, device=query.device)[:, None]
+        other = torch.arange(known, device=query.device)[None]
         mask = other <= at
         if window is not None:
             mask &= other > at - window

@@ -13,8 +13,7 @@ documentation of CUDA semantics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from runtimes.errors import BadRows, OutOfMemory, Unhealthy, failed
+from runtimes.errors import BadRows, Unhealthy, failed, lacks_memory
 from runtimes.types import DTYPES, StageTimes
 from runtimes.warmup import CapturedShapes, Shape
 
@@ -69,7 +68,7 @@ class HostRunner:
         self, put: list[torch.Tensor], names: Sequence[str], times: StageTimes
     ) -> list[Array]:
         begin = perf_counter()
-        with faults(), torch.inference_mode():
+        with Faults(), torch.inference_mode():
             answers = self._network.call(*put)
         computed = perf_counter()
         found = [array_of(tensor) for tensor in taken(self._network, answers, names)]
@@ -81,22 +80,31 @@ class HostRunner:
         pass
 
 
-@contextmanager
-def faults() -> Iterator[None]:
-    """Maps torch's exceptions to the runtimes' own."""
-    try:
-        yield
-    except (IndexError, AssertionError) as error:
-        # An index beyond a table's rows, or a size that the exported graph forbids.
-        raise BadRows(f"the model does not take these rows: {error}") from error
-    except Exception as error:
-        if "index out of bounds" in str(error):  # compiled code's message for such an index
+class Faults:
+    """A context that maps torch's exceptions to the runtimes' own.
+
+    No generator: where one raises another exception than it was given, the first one is from Python
+    3.12 on part of a cycle. So are the frames of what failed, which name tensors: their memory
+    would stay taken until Python looks for cycles, and the batch's halves would fail too. For the
+    same reason no frame here keeps the new exception in a name.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        if not isinstance(error, Exception):
+            return
+        # An index beyond a table's rows, or a size that the exported graph forbids; compiled code's
+        # message for such an index.
+        if isinstance(error, IndexError | AssertionError) or "index out of bounds" in str(error):
             raise BadRows(f"the model does not take these rows: {error}") from error
-        fault = failed(f"torch failed on the batch: {error}", error)
-        if "CUDA error" in str(error) and not isinstance(fault, OutOfMemory):
+        if "CUDA error" in str(error) and not lacks_memory(error):
             # This process cannot use the device any more.
             raise Unhealthy(f"the GPU is lost: {error}") from error
-        raise fault from error
+        raise failed(f"torch failed on the batch: {error}", error) from error
 
 
 def tensor_of(array: Array) -> torch.Tensor:
@@ -197,7 +205,7 @@ class CudaRunner:
     def put(self, arrays: Sequence[Array], shape: Shape) -> Put:
         buffers = self._sets[self._next]
         self._next = (self._next + 1) % SETS
-        with faults(), torch.cuda.stream(self._copying):
+        with Faults(), torch.cuda.stream(self._copying):
             buffers.free.synchronize()
             tensors = []
             for at, source in enumerate(map(tensor_of, arrays)):
@@ -210,7 +218,7 @@ class CudaRunner:
 
     def compute(self, put: Put, names: Sequence[str], times: StageTimes) -> list[Array]:
         begin = perf_counter()
-        with faults(), torch.inference_mode(), torch.cuda.stream(self._computing):
+        with Faults(), torch.inference_mode(), torch.cuda.stream(self._computing):
             self._computing.wait_event(put.ready)
             for tensor in put.tensors:
                 tensor.record_stream(self._computing)
@@ -224,7 +232,7 @@ class CudaRunner:
         return arrays
 
     def capture(self, shape: Shape) -> None:
-        with faults():
+        with Faults():
             self._graphs.capture(shape)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from stream_model_suite import ModelSuite
 
 from examples import make_llm
 from runtimes import catalog
+from runtimes.errors import MissingBackend
 from runtimes.types import StreamRequest, StreamRuntime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,16 +25,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llm.make(tmp_path_factory.mktemp("made") / "llm")
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["torch", "openvino"])
+@pytest_asyncio.fixture(
+    loop_scope="module", scope="module", params=["torch", "torch on cuda", "openvino"]
+)
 async def runtime(
     request: pytest.FixtureRequest, model: Path, cache: Path
 ) -> AsyncIterator[StreamRuntime]:
-    missing = catalog.available(request.param, "generate")
+    name, _, device = request.param.partition(" on ")
+    missing = catalog.available(name, "generate")
     if missing is not None:
         pytest.skip(missing)
-    case = StreamCase(request.param, {"max_sequences": SEQUENCES})
+    on = {"device": device or "cpu"} if name == "torch" else {}
+    case = StreamCase(name, {"max_sequences": SEQUENCES, **on})
     runtime = catalog.create_stream(settings(case, model, cache, threads=1))
-    await runtime.load()
+    try:
+        await runtime.load()
+    except MissingBackend as absent:
+        pytest.skip(f"{absent} (unverified here: docs/runtimes.md)")
     await runtime.warm()
     yield runtime
     await runtime.close()

@@ -188,8 +188,9 @@ def test_processors_run_no_step_that_needs_a_gpu():
     assert "nvidia-smi" not in words
     assert "cuda" not in words
     assert not any("tensorrt" in each.name for each in steps)
-    assert [each.name for each in steps][:3] == [
+    assert [each.name for each in steps][:4] == [
         "server: torch",
+        "server: generate",
         "server: onnxruntime",
         "server: chat",
     ]
@@ -218,7 +219,7 @@ def test_servers_settings_ask_for_the_device(way, device):
     (model,) = gpu_server.settings(way, device)["models"].values()
     assert (model.get("replicas", {}).get("num_gpus", 0) == 1) == (device == "cuda")
     if way != "chat":
-        assert model["options"] == {"device": device}
+        assert model["options"]["device"] == device
 
 
 # ---- the record ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ its own, of a few MiB."""
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +47,13 @@ def test_batch_that_torch_cannot_allocate_is_answered_in_halves(tmp_path):
 
         tokens = 64.0
 
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: list[Any] = []
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             made = func(*args, **(kwargs or {}))
+            self.made += [weakref.ref(made)] if isinstance(made, torch.Tensor) else []
             if isinstance(made, torch.Tensor) and made.numel() > self.tokens * WIDTH:
                 raise torch.OutOfMemoryError(
                     f"CUDA out of memory. Tried to allocate {made.nbytes} bytes."
@@ -66,11 +72,17 @@ def test_batch_that_torch_cannot_allocate_is_answered_in_halves(tmp_path):
     sample = (torch.ones(2, 3, dtype=torch.int64),)
     exported = torch.export.export(Net().eval(), sample, dynamic_shapes=sizes)
     torch.export.save(exported, tmp_path / "net.pt2")
-    runtime = TorchRuntime(RuntimeSettings("m", "torch", tmp_path / "net.pt2", tmp_path, threads=1))
+    runtime = TorchRuntime(
+        RuntimeSettings(
+            "m", "torch", tmp_path / "net.pt2", tmp_path, threads=1, options={"device": "cpu"}
+        )
+    )
     runtime.load()
     lengths, cap = (16, 3, 16, 9, 128, 16, 16, 2), MemoryCap()
-    with pytest.raises(OutOfMemory), Allocator():
+    with pytest.raises(OutOfMemory), Allocator() as allocator:
         runtime.run(ids_of(*lengths))
+    assert allocator.made
+    assert all(made() is None for made in allocator.made)  # though nobody has looked for cycles
     with Allocator():
         found = run_bisected(runtime, ids_of(*lengths), cap=cap)
         once = run_bisected(runtime, ids_of(*[16] * 8), cap=cap)

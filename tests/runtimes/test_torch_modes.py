@@ -236,7 +236,7 @@ def test_models_of_one_process_share_the_sum_of_what_they_may_take():
 
 def test_closed_model_gives_its_weights_memory_back_at_once(bert, tmp_path):
     """Though cycles hold the modules. On a GPU alone: processors' memory waits for Python."""
-    made = runtime(bert, tmp_path)
+    made = runtime(bert, tmp_path, options={"device": "cpu"})
     model, runner = made._loaded()
     weights = list(model.module.parameters())
     assert sum(each.nbytes for each in weights)

@@ -4,6 +4,7 @@ that are refused."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ import transformers
 from examples import make_llm
 from runtimes import catalog
 from runtimes.catalog import FileRequirements
-from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.errors import LoadError, OutOfMemory, RunError, Unhealthy
 from runtimes.generation.engine import Network, Part
 from runtimes.generation.runtime import LanguageModelRuntime
 from runtimes.generation.scheduler import Shape
@@ -198,6 +199,54 @@ async def test_an_engine_that_breaks_ends_all_and_says_so(
 
 
 @on_one_loop
+async def test_a_gpu_that_is_lost_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(causal, "_attended", fails)
+    with pytest.raises(Unhealthy, match="GPU is lost"):
+        await ids(runtime, [5])
+    with pytest.raises(Unhealthy):
+        await runtime.health()
+    await runtime.close()
+
+
+@on_one_loop
+async def test_a_gpu_without_memory_fails_what_runs_and_answers_again(folder: Path) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
+    runtime = catalog.create_stream(settings(folder, device="cuda"))
+    await runtime.load()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(0) + (8 << 20)) / total)
+    held = []
+    try:
+        for size in (1 << 20, 1 << 9):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        with pytest.raises(OutOfMemory):
+            await ids(runtime, [5] * 100, max_tokens=3)
+        held.clear()
+        assert len(await ids(runtime, [5] * 100, max_tokens=3)) == 3
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        await runtime.close()
+
+
+@on_one_loop
+async def test_a_device_that_is_not_there_is_an_error_at_the_start(folder: Path) -> None:
+    for device, words in (("cuda:63", "cuda:63, but torch sees"), ("gpu", "cpu, cuda, cuda:N")):
+        with pytest.raises(LoadError, match=words):
+            await catalog.create_stream(settings(folder, device=device)).load()
+
+
+@on_one_loop
 async def test_closing_ends_what_runs(folder: Path) -> None:
     runtime = catalog.create_stream(settings(folder))
     with pytest.raises(Unhealthy):
@@ -220,10 +269,15 @@ async def test_closing_ends_what_runs(folder: Path) -> None:
         ("Gemma3Text", {**SIZES, "sliding_window": 8}), ("Mixtral", SIZES),
     ],
 )  # fmt: skip
-def test_families_give_their_own_numbers(tmp_path: Path, name: str, sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_families_give_their_own_numbers(
+    tmp_path: Path, name: str, sizes: dict[str, int], device: str
+) -> None:
     """Also behind the window of attention."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA GPU (unverified here: docs/runtimes.md)")
     module = saved(tmp_path, name, sizes).eval()
-    model = causal.opened(tmp_path, torch.float32)
+    model = causal.opened(tmp_path, torch.float32, device)
     tokens = np.random.default_rng(1).integers(0, 300, 60)
     with torch.inference_mode():
         own = module(torch.from_numpy(tokens)[None], use_cache=False).logits[0, -1]
