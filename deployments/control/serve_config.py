@@ -211,11 +211,12 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
         "route_prefix": None,
         "import_path": BUILDERS["pool"],
         "args": {
-            "runtimes": sorted({model.runtime for model in models}),
+            "runtimes": sorted({model.runtime for model in models} - {"vllm"}),
             "memory_bytes": pool.memory_mib * _MIB,
             "after_s": pool.after_ms / 1000,
             **({"memory_limit_mib": pool.memory_limit_mib} if pool.memory_limit_mib else {}),
             **({"num_gpus": pool.num_gpus} if pool.num_gpus else {}),
+            **({"asleep_bytes": pool.asleep_mib * _MIB} if pool.asleep_mib else {}),
         },
         "autoscaling_policy": {"policy_function": COPY_TARGETS},
         "deployments": [

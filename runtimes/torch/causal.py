@@ -53,6 +53,11 @@ class KeysValues:
         for layer, pair in source._layers.items():
             self._layers[layer] = _grown(pair, tokens, places), _grown(pair, tokens, places, 1)
 
+    def place_bytes(self) -> int:
+        """Of a token, in all layers that have read some."""
+        tensors = [tensor for pair in self._layers.values() for tensor in pair]
+        return sum(each.shape[0] * each.shape[2] * each.element_size() for each in tensors)
+
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: int) -> Pair:
         """All of a layer, with these [heads, tokens, width] behind the first `at`."""
         end = at + keys.shape[1]
@@ -100,6 +105,14 @@ class CausalModel:
             )
             logits: torch.Tensor = found.logits[0, : len(rows)]
             return logits.float()
+
+    def cache_bytes(self, places: int) -> int:
+        cache = self.cache()
+        self.step([Part(cache, np.zeros(1, np.int64), 0)])
+        return places * cache.place_bytes()
+
+    def release(self) -> None:
+        """Buffers have gone with their sequences."""
 
 
 def opened(folder: Path, kind: torch.dtype) -> CausalModel:

@@ -123,9 +123,11 @@ class Registry:
         its canary; () if there is none."""
         models = self.view().models
         for each in (models[n] for n in (name, canary_of(name)) if n in models):
-            known = {each.digest: each.profile} | {g.digest: g.profile for g in each.groups}
-            if known.get(digest):
-                return known[digest]
+            for described in (each, *each.groups):
+                engine = described.generating
+                found = described.profile if engine is None else engine.profile
+                if described.digest == digest and found:
+                    return found
         return ()
 
     def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:
