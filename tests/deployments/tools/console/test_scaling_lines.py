@@ -49,6 +49,6 @@ def test_the_pool_says_what_it_holds_and_what_it_was_worth():
         "saved_s": 12.0, "text": "one more is not worth it.",
     })  # fmt: skip
     assert line == (
-        "1 of 2 replicas; p1: a, b (not yet), llm (asleep), c (warm), 3 MiB free; cost 0.50 replica hours, took 12 s of "
-        "work; one more is not worth it."
+        "1 of 2 replicas; p1: a, b (not yet), llm (asleep), c (warm), 3 MiB free; cost 0.50 "
+        "replica hours, took 12 s of work; one more is not worth it."
     )
