@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
@@ -160,3 +161,30 @@ def test_prompts_that_come_at_once_wake_it_once_and_one_that_cannot_wait_is_told
     assert len(server.replicas("dreamy")) == 1
     server.until(lambda: server.model_status("dreamy")["waiting_rows"] == 0, 10)
     assert server.model_status("dreamy")["drift"] == 0
+
+
+LOAD_S = 8
+
+
+def test_a_model_without_replicas_that_generates_is_answered_by_the_pool(serve: Any) -> None:
+    """Its own replica takes longer to start than the answer takes."""
+    slow = {**DREAMY, "options": {**DREAMY["options"], "load_s": LOAD_S}}
+    pool = {"min": 1, "max": 1, "num_cpus": 0.1}
+    server = serve({"dreamy": slow}, scaling={"pool": pool}).start()
+    url = f"{server.url}/v1/chat/completions"
+
+    def held() -> set[str]:
+        reports = server.status()["scaling"]["pool"]["reports"]
+        return {each["model"] for report in reports for each in report["residents"]
+                if each["serves"]}  # fmt: skip
+
+    assert http.post(url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S).status_code == 200
+    server.until(lambda: held() == {"dreamy"}, 60)
+    server.until(lambda: not server.replicas("dreamy"), IDLE_S + 30)
+    began = time.monotonic()
+    answer = http.post(url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert time.monotonic() - began < LOAD_S
+    group = 'headrace_group_healthy_replicas{group="pool",model="dreamy"}'
+    assert f"{group} 1" in server.metrics()
