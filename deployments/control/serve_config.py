@@ -268,9 +268,10 @@ def _actor_options(replicas: ReplicaSettings) -> dict[str, Any]:
 
 
 def _drain_s(model: ModelSettings, gateways: int) -> float:
-    """Seconds that a replica gets to finish its work when it is told to stop."""
+    """Seconds that a replica gets to finish its work when it is told to stop; streams get as long
+    as a request may ask for."""
     if model.task == "generate":
-        return model.timeout_s + GRACE_S
+        return model.max_timeout_s + GRACE_S
     max_batches = 1 + gateways * (model.replicas.slots - 1)
     return model.replicas.hang_limit_s * max_batches + GRACE_S
 

@@ -69,8 +69,9 @@ class PoolSettings(Section):
         default=1024,
         ge=1,
         le=16_777_216,
-        description="Memory for models' weights in one pool replica, MiB; of its GPU, for models "
-        "that run there. The least valuable model is unloaded when another one needs room.",
+        description="Memory for models' weights and engines' caches in one pool replica, MiB; of "
+        "its GPU, for models that run there. The least valuable model is unloaded when another one "
+        "needs room.",
     )
     asleep_mib: int = Field(
         default=0,

@@ -360,11 +360,12 @@ class ModelFields(Section):
                 "has runtime vllm, which without a GPU shares no process; must have runtime torch "
                 "or openvino, or scaling.pool.num_gpus"
             )
-        if self.options.get("kv_cache_gib") is None:
-            return (
-                "leaves its cache to vllm, which would take what the GPU has left; must have "
-                "options.kv_cache_gib"
-            )
+        for option, else_vllm in (
+            ("kv_cache_gib", "leaves its cache to vllm, which would take what the GPU has left"),
+            ("gpu_memory_utilization", "would not start beside others: vllm wants 0.92 of the GPU"),
+        ):
+            if self.options.get(option) is None:
+                return f"{else_vllm}; must have options.{option}"
         return ""
 
     @property

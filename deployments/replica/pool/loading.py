@@ -41,7 +41,7 @@ from runtimes.nvml import GpuMemory
 from runtimes.types import DeviceMemory, Sleeping
 
 WARM_S = 0.5
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
 
@@ -167,12 +167,14 @@ class PoolLoading:
         self._progress: dict[str, StartupProgress] = {}
 
     async def min_bytes(self, model: PoolModel) -> int:
-        """The least bytes that it takes. Raises what getting its files raises."""
+        """The least bytes that it takes, an engine's cache included where its options say that.
+        Raises what getting its files raises."""
         progress = self._begun(model)
 
         def size() -> int:
             settings = self._loader.settings_of(model, progress.report)
-            return artifact_bytes(settings, self._loader.cache_dir)
+            cache_bytes = int((settings.options.get("kv_cache_gib") or 0) * _GIB)
+            return artifact_bytes(settings, self._loader.cache_dir) + cache_bytes
 
         return await self._in_time(model, asyncio.to_thread(size))
 

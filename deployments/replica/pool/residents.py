@@ -355,6 +355,8 @@ def _may_use_gpus(model: PoolModel) -> bool:
     """What settings tell of a model that was not loaded yet."""
     settings = model.args.get("settings", {})
     on_cpus = (settings.get("options") or {}).get("device") == "cpu"
+    engine = settings.get("task") == "generate"
+    on_cpus = on_cpus or (engine and settings.get("runtime") != "vllm")
     return settings.get("runtime") not in ("openvino", "synthetic") and not on_cpus
 
 

@@ -77,6 +77,9 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
          "scaling.pool.models[0]: is m, which has runtime vllm, which without a GPU shares no "),
         (model(**VLLM) | {"scaling": {"pool": {"models": ["m"], "num_gpus": 1}}},
          "scaling.pool.models[0]: is m, which leaves its cache to vllm, which would take what the"),
+        (model(**VLLM, options={"kv_cache_gib": 1})
+         | {"scaling": {"pool": {"models": ["m"], "num_gpus": 1}}},
+         "scaling.pool.models[0]: is m, which would not start beside others: vllm wants 0.92 of "),
         (model(task="generate", adapters={"a": "b"}) | {"scaling": {"pool": {"models": ["m"]}}},
          "scaling.pool.models[0]: is m, which has adapters: a pool replica's engines have none"),
         (model(runtime="python", source="python:m:C", dependencies=["x==1"])
