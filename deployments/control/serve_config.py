@@ -206,12 +206,14 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
     """The shared pool. The autoscaler decides which models its replicas hold; the arguments only
     name what the replicas import."""
     models = [model for _, model in pooled(settings, pool)]
+    engines = sorted({m.runtime for m in models if m.task == "generate"} - {"vllm"})
     return {
         "name": POOL_APP,
         "route_prefix": None,
         "import_path": BUILDERS["pool"],
         "args": {
-            "runtimes": sorted({model.runtime for model in models} - {"vllm"}),
+            "runtimes": sorted({m.runtime for m in models if m.task != "generate"}),
+            **({"engines": engines} if engines else {}),
             "memory_bytes": pool.memory_mib * _MIB,
             "after_s": pool.after_ms / 1000,
             **({"memory_limit_mib": pool.memory_limit_mib} if pool.memory_limit_mib else {}),

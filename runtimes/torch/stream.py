@@ -8,6 +8,7 @@ field's name. Processors alone: on a GPU `vllm` is the runtime to choose.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:  # at run time it would import torch
 
 
 TorchStreamOptions = GenerationOptions
+
+
+def library() -> None:
+    """Imports what a model needs; nothing without transformers."""
+    if importlib.util.find_spec("transformers") is not None:
+        for module in ("runtimes.torch.causal", "runtimes.generation.texts"):
+            importlib.import_module(module)
 
 
 class TorchStreamRuntime(LanguageModelRuntime):

@@ -178,6 +178,7 @@ def test_a_model_without_replicas_that_generates_is_answered_by_the_pool(serve: 
         return {each["model"] for report in reports for each in report["residents"]
                 if each["serves"]}  # fmt: skip
 
+    sleeps(server, "dreamy")
     assert http.post(url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S).status_code == 200
     server.until(lambda: held() == {"dreamy"}, 60)
     server.until(lambda: not server.replicas("dreamy"), IDLE_S + 30)
@@ -186,5 +187,5 @@ def test_a_model_without_replicas_that_generates_is_answered_by_the_pool(serve: 
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 3
     assert time.monotonic() - began < LOAD_S
-    group = 'headrace_group_healthy_replicas{group="pool",model="dreamy"}'
-    assert f"{group} 1" in server.metrics()
+    healthy = "headrace_group_healthy_replicas"
+    assert metric(server.metrics(), healthy, model="dreamy", group="pool") == 1

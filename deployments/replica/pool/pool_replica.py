@@ -104,8 +104,9 @@ logger = logging.getLogger("headrace.pool")
 
 
 class PoolReplica:
-    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s", "memory_limit_mib" if
-    there is a limit, "num_gpus" and "asleep_bytes" if any}."""
+    """`args`: {"runtimes": backends to import, "engines": the same of models that generate, if any,
+    "memory_bytes", "after_s", "memory_limit_mib" if there is a limit, "num_gpus" and "asleep_bytes"
+    if any}."""
 
     _memory_watch: asyncio.Task[None] | None = None  # ends when the driver is gone
 
@@ -117,6 +118,8 @@ class PoolReplica:
         backend_env.set_compiler_cache(cache_dir())
         for runtime in args["runtimes"]:
             await asyncio.to_thread(catalog.preload, runtime)
+        for runtime in args.get("engines", ()):
+            await asyncio.to_thread(catalog.preload, runtime, catalog.GENERATE)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         place = PoolContext(replica, host, args["after_s"], DeviceTurn(), self._end_process)
         actor = registry()

@@ -389,7 +389,7 @@ def test_replicas_that_stream_get_as_long_to_go_as_a_request_may_ask_for(config)
 
 def test_the_pool_is_told_what_its_host_has_for_engines_that_sleep(config) -> None:
     pool = by_name(config(ENGINES))["headrace-pool"]["args"]
-    assert (pool["asleep_bytes"], pool["runtimes"]) == (100 << 20, ["torch"])
+    assert (pool["asleep_bytes"], pool["runtimes"], pool["engines"]) == (100 << 20, [], ["torch"])
 
 
 @pytest.mark.parametrize(
