@@ -41,7 +41,8 @@ from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
 from deployments.replica.pool.loading import ModelLoader, PoolLoading
 from deployments.replica.pool.serving import LoadedModel, PoolContext, ServedResident
-from runtimes import nvml
+from examples import make_llm
+from runtimes import catalog, nvml
 from runtimes.errors import LoadError, Unhealthy
 from runtimes.synthetic.runtime import SyntheticRuntime
 from runtimes.synthetic.stream import SyntheticStreamRuntime
@@ -497,3 +498,25 @@ async def test_answers_say_what_is_taken_of_the_gpu(bench: Bench) -> None:
     bench.send("a", 1, 3)
     await until(lambda: bench.replies("a"))
     assert bench.replies("a")[1].device_memory == told
+
+
+async def test_a_real_language_model_is_held_with_its_cache_and_without_it_asleep(
+    bench: Bench, tmp_path: Path
+) -> None:
+    if (missing := catalog.available("torch", catalog.GENERATE)) is not None:
+        pytest.skip(missing)
+    source = str(make_llm.make(tmp_path / "llm"))
+    model = a_model("llm", task="generate", runtime="torch", source=source, lengths={"max": 100})
+    files_bytes = sum(f.stat().st_size for f in (tmp_path / "llm").glob("*.safetensors"))
+    assert await bench.loading.min_bytes(model) >= files_bytes
+    loaded = await bench.loading.load(model)
+    cache_bytes = loaded.runtime.limits().cache_bytes  # type: ignore[union-attr]
+    assert loaded.size_bytes >= files_bytes + cache_bytes
+    asleep = await bench.loading.sleep(model, loaded)
+    assert asleep.held_bytes == loaded.size_bytes - cache_bytes
+    awake = await bench.loading.wake(model, asleep)
+    bench.residents["llm"] = await bench.loading.serve(model, awake)
+    await bench.connect("llm")
+    stream = Stream(bench, "llm", 1, 5, "Once")
+    await until(lambda: stream.end is StreamEnd.DONE)
+    assert stream.tokens == 5
