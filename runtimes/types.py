@@ -348,11 +348,11 @@ class StreamLimits:
     context_tokens: int  # the longest prompt and output together
     cache_tokens: int  # places in its KV cache
     max_sequences: int  # that it runs at once
-    cache_bytes: int = 0  # that its KV cache may come to take after it was loaded
     block_tokens: int = 0  # the unit in which prompts share the cache; 0: they do not share
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""
+    cache_bytes: int = 0  # that its KV cache may come to take after it was loaded
 
 
 @dataclass(frozen=True, slots=True)
