@@ -41,9 +41,11 @@ def server(shared) -> Server:
 
 
 def sleeps(server: Server, model: str = "sleepy") -> None:
-    """Returns once its last replica has gone, which takes `IDLE_S` and a drain."""
+    """Returns once its last replica has gone, which takes `IDLE_S` and a drain, and gateways have
+    heard, as once a second, how long a request would wait for another one."""
     server.until(lambda: not server.replicas(model), IDLE_S + 30)
     server.until(lambda: server.model_status(model)["state"] == "asleep", 20)
+    time.sleep(patient(1))
 
 
 def test_a_model_that_nobody_has_seen_starts_once_and_then_sleeps(server):
