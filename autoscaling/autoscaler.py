@@ -167,12 +167,23 @@ class Autoscaler:
         terms = self.settings.pool
         if terms is None:
             return PoolDecision()
+        wakes = self._wakes()
         excesses = [
-            _excess(scaler, self._loads.get(name, _Load()), now)
+            _excess(scaler, self._loads.get(name, _Load()), wakes.get(name, 0.0), now)
             for name, scaler in self._models.items()
             if scaler.terms.in_pool
         ]
         return self._pool.decide(self._pool_readings, excesses, terms, now, self.is_frozen)
+
+    def _wakes(self) -> dict[str, float]:
+        """By model of which the pool holds an engine, asleep or awake: the seconds of a waking."""
+        wakes: dict[str, float] = {}
+        for reading in self._pool_readings.values():
+            known = [(each.model, each.wake_s) for each in reading.residents]
+            for model, wake_s in [*known, *reading.kept.items()]:
+                if wake_s:
+                    wakes[model] = min(wake_s, wakes.get(model, wake_s))
+        return wakes
 
     def pins(self, model: str) -> dict[str, int]:
         """The numbers of a model that were set by hand, by group."""
@@ -204,8 +215,9 @@ class Autoscaler:
                 self._loaded[name] = (saved, now - age_s)
 
 
-def _excess(scaler: ModelScaler, load: _Load, now: float) -> Excess:
-    """The part of a model's demand that its own hot replicas cannot take in time."""
+def _excess(scaler: ModelScaler, load: _Load, wake_s: float, now: float) -> Excess:
+    """The part of a model's demand that its own hot replicas cannot take in time. `wake_s`: after
+    which the pool has it back once it has slept there; 0.0: that is not known."""
     view = scaler.demand.view(WINDOWS_S, now)
     speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
@@ -213,9 +225,10 @@ def _excess(scaler: ModelScaler, load: _Load, now: float) -> Excess:
     expected = view.recent_rate()
     if plan is not None and plan.trusted:
         expected = max(expected, plan.forecast_s)
+    anew_s = load.seconds or _UNMEASURED_LOAD_S
     want = ResidentWant(
-        scaler.terms.name, urgent_s, expected, load.seconds or _UNMEASURED_LOAD_S,
-        load.size_bytes, scaler.runs.hot,
+        scaler.terms.name, urgent_s, expected, wake_s or anew_s, load.size_bytes, scaler.runs.hot,
+        anew_s,
     )  # fmt: skip
     price = 1.0 / max(1e-4, 1.0 - scaler.terms.percentile)
     return Excess(scaler.terms.name, max(0.0, rate - speed), price, want)

@@ -43,6 +43,7 @@ class DemandView:
     request_work_s: float = 0.0
     backlog_s: float = 0.0  # work that waits
     urgent: bool = False  # requests wait that no running replica can take
+    runs: bool = False  # replicas work on some
     requested_at: float | None = None  # of the latest request; None: none was seen
     # The part of the demand that is rows longer than each length at which a group ends.
     longer: Mapping[int, DemandView] = field(default_factory=dict)
@@ -118,6 +119,7 @@ class Demand:
             request_work_s=request_work_s,
             backlog_s=sum(each.last.backlog_s for each in fresh),
             urgent=any(each.last.urgent for each in fresh),
+            runs=any(each.last.running > 0 for each in fresh),
             requested_at=self.requested_at,
             # How long rows scatter is not told apart: as much as all of them.
             longer={

@@ -30,9 +30,10 @@ class ResidentWant:
     model: str
     urgent_s: float = 0.0  # work that waits and that its own replicas cannot take in time
     rate: float = 0.0  # offered work a second, expected within the load time
-    load_s: float = 1.0  # of a load into the pool
+    load_s: float = 1.0  # of a load into the pool; of an engine that was there, of a waking
     size_bytes: int = 0  # of its weights; 0: unknown
     dedicated: int = 0  # hot replicas of its own
+    anew_s: float = 0.0  # of a load where it is not in memory; 0: as `load_s`
 
     def stay_s(self, terms: PoolTerms) -> float:
         """The least time that the model stays loaded."""
@@ -81,6 +82,7 @@ class _Place:
 
     name: str
     free: int  # bytes
+    kept: Mapping[str, float]  # as in `PoolReading`
     held: dict[str, int] = field(default_factory=dict)  # model to bytes
     evictable: set[str] = field(default_factory=set)  # models that may be unloaded
 
@@ -121,7 +123,7 @@ class _Choice:
             if victims is None:
                 continue
             loss_s = sum(map(self.loss_s, victims))
-            key = (loss_s, self._demand(place))
+            key = (loss_s + self._coming_s(place, model), self._demand(place))
             if gain_s > MARGIN * loss_s and (found is None or key < found[0]):
                 found = key, place, victims
         if found is None:
@@ -166,6 +168,11 @@ class _Choice:
     def _density(self, place: _Place, model: str) -> tuple[float, str]:
         return self.loss_s(model) / max(1, place.held[model]), model
 
+    def _coming_s(self, place: _Place, model: str) -> float:
+        """Work that would wait until the model serves there."""
+        want = self.wants[model]
+        return want.rate * place.kept.get(model, want.anew_s or want.load_s)
+
     def _demand(self, place: _Place) -> float:
         """Work a second of the models that the place holds. Copies go where it is least."""
         return sum(self.wants[model].rate for model in place.held)
@@ -186,7 +193,7 @@ def _sizes(pool: Mapping[str, PoolReading], wants: Mapping[str, ResidentWant]) -
 
 def _place(name: str, reading: PoolReading, choice: _Choice, now: float) -> _Place:
     """The replica as it is now. A model that is not wanted keeps its bytes while it has work."""
-    place = _Place(name, reading.free_bytes)
+    place = _Place(name, reading.free_bytes, reading.kept)
     for resident in reading.residents:
         want = choice.wants.get(resident.model)
         if want is None:
@@ -204,7 +211,8 @@ def _place(name: str, reading: PoolReading, choice: _Choice, now: float) -> _Pla
 
 
 def _may_go(resident: ResidentReading, want: ResidentWant, terms: PoolTerms, now: float) -> bool:
-    stays_s = max(want.stay_s(terms), terms.residency_loads * resident.load_s)
+    back_s = resident.wake_s or resident.load_s
+    stays_s = max(want.stay_s(terms), terms.residency_loads * back_s)
     return resident.serves and not resident.busy and now - resident.since >= stays_s
 
 

@@ -30,6 +30,7 @@ class DemandReading:
     backlog_s: float = 0.0  # work that waits
     oldest_wait_s: float = 0.0
     urgent: bool = False  # requests wait that no running replica can take
+    running: int = 0  # rows, or requests to generate, that replicas work on
 
     # The parts of `offered_s` and `backlog_s` that are rows longer than each length at which a
     # group ends, by that length.
@@ -91,6 +92,7 @@ class ResidentReading:
     load_s: float  # seconds that its last load took
     since: float  # when it was loaded
     busy: bool  # work of it runs or waits there
+    wake_s: float = 0.0  # of an engine: until it is back after it has slept there; 0.0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class PoolReading:
     replica: str
     residents: tuple[ResidentReading, ...] = ()
     free_bytes: int = 0  # for further weights; below 0: holds more than there is
+    # Models that are in its memory and serve nobody there (warm, or engines asleep): seconds until
+    # each would serve.
+    kept: Mapping[str, float] = field(default_factory=dict)
 
 
 class Reason(Enum):

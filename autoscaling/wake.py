@@ -1,11 +1,11 @@
 """May this model sleep, when does it wake, and with how many replicas?
 
 Only for a model whose groups all have the minimum 0. Only requests wake it; a reading without a new
-request, a new gateway, or a restarted autoscaler do not. It sleeps after `idle_s` without a
-request, counted at the earliest from the first reading of demand. It wakes with enough replicas for
-the rate since the first request of this waking, and for the waiting work, within the SLO's slack.
-The number of waiting requests does not count, so that a hundred waiting callers do not start a
-hundred replicas.
+request, a new gateway, or a restarted autoscaler do not. It sleeps after `idle_s` in which no
+request came or ran, counted at the earliest from the first reading of demand. It wakes with enough
+replicas for the rate since the first request of this waking, and for the waiting work, within the
+SLO's slack. The number of waiting requests does not count, so that a hundred waiting callers do not
+start a hundred replicas.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ class Wake:
     def __init__(self) -> None:
         self.woken_at: float | None = None
         self._heard_since: float | None = None
+        self._ran_at: float | None = None  # when something was last known to run
 
     def is_idle(self, demand: DemandView, idle_s: float, now: float) -> bool:
-        """Whether the last replica may be removed; not while work waits or demand is unknown."""
+        """Whether the last replica may be removed; not while work waits or runs, as an answer that
+        streams may for minutes, or demand is unknown."""
         if not demand.fresh:
             return False
+        if demand.runs:
+            self._ran_at = now
         if self._heard_since is None:
             self._heard_since = now
-        latest = demand.requested_at
-        since = self._heard_since if latest is None else max(latest, self._heard_since)
-        return not demand.waits and not demand.partial and now - since >= idle_s
+        known = (self._heard_since, demand.requested_at, self._ran_at)
+        since = max(at for at in known if at is not None)
+        still = not demand.waits and not demand.runs and not demand.partial
+        return still and now - since >= idle_s
 
     def wakes(self, demand: DemandView, asleep_since: float, now: float) -> bool:
         """Asked while nothing is ordered: whether a request came since then, or waits. Remembers

@@ -229,12 +229,12 @@ def available(runtime: str, task: str = "tensors") -> str | None:
     return f"the {runtime} runtime needs its package: {how}"
 
 
-def preload(runtime: str) -> None:
-    """Imports a batch backend with its library, so that loading a model later need not; nothing
-    where that is not installed."""
-    entry = entry_of(runtime, "tensors")
+def preload(runtime: str, task: str = "tensors") -> None:
+    """Imports a backend with its library, so that loading a model later need not; nothing where
+    that is not installed. Not for vllm, which reads its environment when it is imported."""
+    entry = entry_of(runtime, task)
     module = importlib.import_module(entry.module)
-    if entry.package and available(runtime) is None:
+    if entry.package and available(runtime, task) is None:
         own = getattr(module, "library", None)  # a backend's own way to its library goes first
         own() if own is not None else importlib.import_module(entry.package)
 

@@ -190,6 +190,7 @@ class RuntimeSettings:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # by name; changes as it runs
     adapters_resident: int = 0  # that an engine holds at once; 0: it has none
     max_lora_rank: int = 0  # of any of them, unless the options say it
+    sleeps: bool = False  # `Sleeping.sleep` is to give a GPU's memory back
     # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
     progress: Callable[[str, float], None] = lambda phase, fraction: None
 
@@ -351,6 +352,7 @@ class StreamLimits:
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""
+    cache_bytes: int = 0  # that its KV cache may come to take after it was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,3 +402,16 @@ class StreamRuntime(Protocol):
     def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]: ...
     async def health(self) -> EngineLoad: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Sleeping(StreamRuntime, Protocol):
+    """An engine that may stay while others use its device, and is back sooner than it was loaded.
+
+    sleep: empties its cache, and moves its weights from a GPU (with `RuntimeSettings.sleeps`) to
+    the host's memory. `wake`: back again; then it runs requests as before. Both are called while no
+    request runs, and raise `RunError`; an engine that raised it is of no further use.
+    """
+
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...

@@ -206,16 +206,19 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
     """The shared pool. The autoscaler decides which models its replicas hold; the arguments only
     name what the replicas import."""
     models = [model for _, model in pooled(settings, pool)]
+    engines = sorted({m.runtime for m in models if m.task == "generate"} - {"vllm"})
     return {
         "name": POOL_APP,
         "route_prefix": None,
         "import_path": BUILDERS["pool"],
         "args": {
-            "runtimes": sorted({model.runtime for model in models}),
+            "runtimes": sorted({m.runtime for m in models if m.task != "generate"}),
+            **({"engines": engines} if engines else {}),
             "memory_bytes": pool.memory_mib * _MIB,
             "after_s": pool.after_ms / 1000,
             **({"memory_limit_mib": pool.memory_limit_mib} if pool.memory_limit_mib else {}),
             **({"num_gpus": pool.num_gpus} if pool.num_gpus else {}),
+            **({"asleep_bytes": pool.asleep_mib * _MIB} if pool.asleep_mib else {}),
         },
         "autoscaling_policy": {"policy_function": COPY_TARGETS},
         "deployments": [
@@ -267,9 +270,10 @@ def _actor_options(replicas: ReplicaSettings) -> dict[str, Any]:
 
 
 def _drain_s(model: ModelSettings, gateways: int) -> float:
-    """Seconds that a replica gets to finish its work when it is told to stop."""
+    """Seconds that a replica gets to finish its work when it is told to stop; streams get as long
+    as a request may ask for."""
     if model.task == "generate":
-        return model.timeout_s + GRACE_S
+        return model.max_timeout_s + GRACE_S
     max_batches = 1 + gateways * (model.replicas.slots - 1)
     return model.replicas.hang_limit_s * max_batches + GRACE_S
 

@@ -132,6 +132,14 @@ class ChannelServer:
         for connection in list(self._connections):
             connection.abort("it took nothing in any more")
 
+    def cut(self, reason: str) -> None:
+        """End every connection at once and let nobody in any more, so that gateways count what is
+        here as lost."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort(reason)
+
     def _check_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._check)
 

@@ -116,6 +116,25 @@ class ModelReplica:
         """Load and warm the model. Returns its description and its tokeniser's bytes."""
         raise NotImplementedError
 
+    async def _measured_by_others(self, digest: str) -> Profile:
+        """The profile that replicas with these settings have measured; () if there is none, or the
+        registry does not answer."""
+        if self._settings.profile == "start":
+            return ()
+        asked = registry().profile.remote(self._name, digest)
+        return tuple(await self._answer(asked, "the registry knows no costs") or ())
+
+    async def _answer(
+        self, asked: Any, without: str, read: Callable[[Any], Any] = lambda answer: answer
+    ) -> Any:
+        """The registry's answer; None, and the warning `without`, if it does not come in time or
+        cannot be read."""
+        try:
+            return read(await asyncio.wait_for(asked, _ANSWER_S))
+        except Exception as fault:
+            logger.warning("%s: %s", without, fault, extra={"model": self._name})
+            return None
+
     async def _listen(self, core: LeaseCore, args: dict[str, Any]) -> None:
         """Let gateways connect. It is the last step before the replica is ready."""
         channel = ChannelSettings.model_validate(args["channel"])
@@ -267,14 +286,6 @@ class BatchReplica(ModelReplica):
             self._name, self._settings, digest, runtime, costs, rows_depend=depend
         )
 
-    async def _measured_by_others(self, digest: str) -> Profile:
-        """The profile that replicas with these settings have measured; () if there is none, or the
-        registry does not answer."""
-        if self._settings.profile == "start":
-            return ()
-        asked = registry().profile.remote(self._name, digest)
-        return tuple(await self._answer(asked, "the registry knows no costs") or ())
-
     async def _admitted(self, points: Profile, again: Callable[[], Awaitable[Profile]]) -> Profile:
         """The costs, if this version may serve with them; `again` measures. Raises `TooCostly`."""
         model = self._settings
@@ -292,17 +303,6 @@ class BatchReplica(ModelReplica):
             asked, "the live version's costs are not known", LIVE_COSTS.decode
         )
         return found
-
-    async def _answer(
-        self, asked: Any, without: str, read: Callable[[Any], Any] = lambda answer: answer
-    ) -> Any:
-        """The registry's answer; None, and the warning `without`, if it does not come in time or
-        cannot be read."""
-        try:
-            return read(await asyncio.wait_for(asked, _ANSWER_S))
-        except Exception as fault:
-            logger.warning("%s: %s", without, fault, extra={"model": self._name})
-            return None
 
     def _load_and_measure(
         self, cache_dir: Path, measured: Profile
@@ -397,7 +397,9 @@ class StreamReplica(ModelReplica):
         await runtime.load()
         await runtime.warm()
         self._progress.report("profiling", 0.0)
-        profile = await profiling.measure_stream(name, runtime, model.profile_s)
+        profile = await self._measured_by_others(digest)
+        if not profile:
+            profile = await profiling.measure_stream(name, runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, runtime, profile)
 
     async def _follow_adapters(self) -> None:

@@ -62,15 +62,24 @@ class PoolSettings(Section):
     models: Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_models)] = Field(
         default="all",
         examples=["all, or [minilm, reranker]"],
-        description="Models that a pool replica may hold. `all`: every model but those of task "
-        "`generate`.",
+        description="Models that a pool replica may hold. `all`: every model that one can hold "
+        "(docs/pool.md).",
     )
     memory_mib: int = Field(
         default=1024,
         ge=1,
         le=16_777_216,
-        description="Memory for models' weights in one pool replica, MiB; of its GPU, for models "
-        "that run there. The least valuable model is unloaded when another one needs room.",
+        description="Memory for models' weights and engines' caches in one pool replica, MiB; of "
+        "its GPU, for models that run there. The least valuable model is unloaded when another one "
+        "needs room.",
+    )
+    asleep_mib: int = Field(
+        default=0,
+        ge=0,
+        le=16_777_216,
+        description="With `num_gpus`: memory of a pool replica's host, MiB, for the weights of "
+        "engines that sleep while others use the GPUs. 0: an engine ends there, and is started "
+        "anew when it is needed.",
     )
     memory_limit_mib: int | None = Field(
         default=None,
@@ -116,6 +125,12 @@ class PoolSettings(Section):
             raise wrong(
                 f"is {self.memory_limit_mib}; must be at least {self.memory_mib} (memory_mib)",
                 "memory_limit_mib",
+            )
+        if self.asleep_mib and not self.num_gpus:
+            raise wrong(
+                f"is {self.asleep_mib}, but without num_gpus all weights are in the host's memory; "
+                "must be left out",
+                "asleep_mib",
             )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise wrong(f"is {self.num_gpus:g}; must be below 1 or a whole number", "num_gpus")

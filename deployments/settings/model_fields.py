@@ -345,10 +345,28 @@ class ModelFields(Section):
         default_factory=dict, description="Options of the backend (docs/runtimes.md)."
     )
 
-    @property
-    def poolable(self) -> bool:
-        """Whether the model may be in the shared pool."""
-        return self.task != "generate" and not self.dependencies
+    def unpoolable(self, num_gpus: float) -> str:
+        """Why a pool replica with so many GPUs cannot hold the model; "": it can."""
+        if self.dependencies:
+            return "has dependencies: a pool replica installs no packages"
+        if self.task != "generate":
+            return ""
+        if self.adapters:
+            return "has adapters: a pool replica's engines have none"
+        if self.runtime != "vllm":
+            return ""
+        if not num_gpus:
+            return (
+                "has runtime vllm, which without a GPU shares no process; must have runtime torch "
+                "or openvino, or scaling.pool.num_gpus"
+            )
+        for option, else_vllm in (
+            ("kv_cache_gib", "leaves its cache to vllm, which would take what the GPU has left"),
+            ("gpu_memory_utilization", "would not start beside others: vllm wants 0.92 of the GPU"),
+        ):
+            if self.options.get(option) is None:
+                return f"{else_vllm}; must have options.{option}"
+        return ""
 
     @property
     def deadline_s(self) -> float:

@@ -44,8 +44,8 @@ class PolicyTuning(Section):
         default=None,
         ge=1,
         le=31_622_400,
-        description="With `replicas.min` 0: time without a request after which the last replica is "
-        "removed.",
+        description="With `replicas.min` 0: time in which no request comes or runs, after which "
+        "the last replica is removed.",
     )
 
 

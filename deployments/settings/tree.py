@@ -239,13 +239,13 @@ def unpoolable_models(
 ) -> Iterator[Complaint]:
     """(path, error) of each model that the shared pool names and cannot hold."""
     names = scaling.pool.models if scaling.pool else ()
+    gpus = scaling.pool.num_gpus if scaling.pool else 0.0
     for position, name in enumerate(names if isinstance(names, tuple) else ()):
         at = ("scaling", "pool", "models", position)
         if name not in models:
             yield at, _not_one_of(name, models)
-        elif not models[name].poolable:
-            why = "dependencies" if models[name].dependencies else "task generate"
-            yield at, f"is {name}, which has {why}; the pool holds only other models"
+        elif why := models[name].unpoolable(gpus):
+            yield at, f"is {name}, which {why}"
 
 
 def unknown_priorities(

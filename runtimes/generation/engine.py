@@ -48,12 +48,17 @@ class Part:
 class Network(Protocol):
     """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of a new one
     makes the first tokens those of another one, `cut(tokens)` leaves the first alone. `step`:
-    float32 [wanted parts, vocabulary]."""
+    float32 [wanted parts, vocabulary]. `cache_bytes`: of all caches, with so many places together.
+    `release` gives that memory back while there is no cache, and a GPU's memory of the weights, too,
+    where it is asked for; `restore` brings these back."""
 
     @property
     def vocabulary(self) -> int: ...
     def cache(self) -> Any: ...
     def step(self, parts: Sequence[Part]) -> torch.Tensor: ...
+    def cache_bytes(self, places: int) -> int: ...
+    def release(self, weights: bool) -> None: ...
+    def restore(self) -> None: ...
 
 
 def tried(vocabulary: int) -> Ids:
@@ -196,6 +201,20 @@ class Engine:
             prefix_hits=counts.prefix_hits,
             steps=counts.steps,
         )
+
+    async def sleep(self, weights: bool = False) -> None:
+        """Give back the memory of the cache, and a GPU's of the weights. Raises `RunError` while
+        requests run."""
+        self._check()
+        if self._answers:
+            raise RunError(f"{len(self._answers)} requests run")
+        self._scheduler.forget()
+        release = self._model.network.release
+        await asyncio.get_running_loop().run_in_executor(self._thread, release, weights)
+
+    async def wake(self) -> None:
+        self._check()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._model.network.restore)
 
     async def close(self) -> None:
         self._closed = True

@@ -92,6 +92,9 @@ class LanguageModelRuntime:
         loop = asyncio.get_running_loop()
         try:
             model = await loop.run_in_executor(thread, self._opened, folder, shape, longest)
+            cache_bytes = await loop.run_in_executor(
+                thread, model.network.cache_bytes, shape.cache_tokens
+            )
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -102,6 +105,7 @@ class LanguageModelRuntime:
             context_tokens=longest,
             cache_tokens=shape.cache_tokens,
             max_sequences=shape.max_sequences,
+            cache_bytes=cache_bytes,
             block_tokens=BLOCK_TOKENS,
             precision=settings.precision,
             device=self.device,
@@ -155,6 +159,12 @@ class LanguageModelRuntime:
 
     async def health(self) -> EngineLoad:
         return self._loaded().load()
+
+    async def sleep(self) -> None:
+        await self._loaded().sleep(weights=self._settings.sleeps)
+
+    async def wake(self) -> None:
+        await self._loaded().wake()
 
     async def close(self) -> None:
         engine, self._engine = self._engine, None

@@ -158,6 +158,11 @@ class Scheduler:
                 heapq.heapify(found)
                 self._waiting = found
 
+    def forget(self) -> None:
+        """Forget what has ended."""
+        while self._kept:
+            self._dropped(next(iter(self._kept)))
+
     def drop(self, sequence: Sequence) -> None:
         """As `remove`, but what it has in the cache is of no use."""
         sequence.read = 0

@@ -98,14 +98,27 @@ class PagedModel:
         self.vocabulary = int(compiled.outputs[0].partial_shape[-1].get_length())
         blocks = -(-places // _BLOCK) + sequences
         self._free = list(range(blocks))
-        self._stores = []
-        tensor = library().Tensor
+        self._stores: dict[str, np.ndarray[Any, Any]] = {}  # by input
         for port in compiled.inputs:
             if "_cache." in port.any_name:
                 shape = [blocks, *(size.get_length() for size in list(port.partial_shape)[1:])]
-                self._stores.append(np.zeros(shape, np.float32))  # system memory when written to
-                held = tensor(self._stores[-1], shared_memory=True)
-                self._request.set_tensor(port.any_name, held)
+                self._set_store(port.any_name, shape)
+
+    def _set_store(self, name: str, shape: Sequence[int]) -> None:
+        self._stores[name] = np.zeros(shape, np.float32)  # system memory when written to
+        held = library().Tensor(self._stores[name], shared_memory=True)
+        self._request.set_tensor(name, held)
+
+    def cache_bytes(self, places: int) -> int:
+        """It was made for so many."""
+        return sum(store.nbytes for store in self._stores.values())
+
+    def restore(self) -> None:
+        """Nothing was taken away but the caches."""
+
+    def release(self, weights: bool) -> None:
+        for name, store in self._stores.items():
+            self._set_store(name, store.shape)
 
     def cache(self) -> Blocks:
         return Blocks(self._free)
@@ -148,7 +161,7 @@ class PagedModel:
         cache.begins = None
         cache.extend(tokens)
         count = -(-tokens // _BLOCK)
-        for store in self._stores:
+        for store in self._stores.values():
             store[cache.numbers[:count]] = store[source.numbers[:count]]
 
 

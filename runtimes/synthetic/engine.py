@@ -138,6 +138,10 @@ class SyntheticEngine:
             self._waiting.remove(sequence)
         _release(sequence)
 
+    def forget(self) -> None:
+        """Forget all prompts that were read. Only while idle."""
+        self._prefixes = _PrefixCache(self.shape.cache_tokens // max(1, self.shape.block_tokens))
+
     def begin_step(self) -> float:
         """Seconds that it takes. Not to be called while idle."""
         reads, shape = self._fill(), self.shape

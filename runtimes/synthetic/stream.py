@@ -37,7 +37,7 @@ _SEQUENCES = 64  # of one request at most
 _POSITIVE = ("step_tokens", "max_sequences", "cache_tokens", "block_tokens")
 _NOT_NEGATIVE = (
     "base_ms", "per_sequence_us", "per_prefill_token_us", "output_tokens", "load_s", "warm_s",
-    "hiccup_every", "hiccup_ms", "adapter_load_ms",
+    "hiccup_every", "hiccup_ms", "adapter_load_ms", "weights_mib", "cache_mib", "wake_s",
 )  # fmt: skip
 
 
@@ -61,6 +61,9 @@ class SyntheticStreamOptions:
     load_s: float = 0.0
     warm_s: float = 0.0
     adapter_load_ms: float = 0.0  # of an adapter
+    wake_s: float = 0.0
+    weights_mib: int = 0  # of memory, from `load` on
+    cache_mib: int = 0  # as it says; its cache takes no memory
 
     # Stalls, in steps; see `Hiccups`.
     hiccup_every: int = 0
@@ -130,7 +133,8 @@ class SyntheticStreamRuntime:
         self._work: asyncio.Event | None = None
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
-        self._closed = self._hung = self._dead = False
+        self._closed = self._hung = self._dead = self._asleep = False
+        self._weights: Any = None
         self._digests: dict[str, str] = {}  # of the adapters that are loaded
         self._adapters = ResidentAdapters(
             settings.adapters, settings.adapters_resident, self._load_adapter, self._unload_adapter
@@ -146,6 +150,7 @@ class SyntheticStreamRuntime:
                 f"sequence: raise option 'cache_tokens' or lower lengths.max"
             )
         self._tokenizer = _tokenizer(self._settings.source)
+        self._weights = bytearray(b"w") * (self._options.weights_mib << 20)
         await self._spend(self._options.load_s, "staging")
         self._work = asyncio.Event()
         self._stepping = asyncio.get_running_loop().create_task(self._step_for_ever(self._work))
@@ -159,6 +164,7 @@ class SyntheticStreamRuntime:
             context_tokens=self._context,
             cache_tokens=shape.cache_tokens,
             max_sequences=shape.max_sequences,
+            cache_bytes=self._options.cache_mib << 20,
             block_tokens=shape.block_tokens,
             platform="headrace_synthetic",
         )
@@ -228,7 +234,18 @@ class SyntheticStreamRuntime:
             self._stepping.cancel()
             self._stepping = None
         self._end_jobs()
+        self._weights = None
         await self._adapters.close()
+
+    async def sleep(self) -> None:
+        if self._jobs:
+            raise RunError(f"{len(self._jobs)} requests run")
+        self._engine.forget()
+        self._asleep = True
+
+    async def wake(self) -> None:
+        await _until(time.perf_counter() + self._options.wake_s)
+        self._asleep = False
 
     # ---- one request ------------------------------------------------------------------------
 
@@ -359,6 +376,8 @@ class SyntheticStreamRuntime:
     def _check(self) -> None:
         if self._dead:
             raise Unhealthy(_DIED)
+        if self._asleep:
+            raise RunError("the synthetic engine sleeps")
         if self._closed or self._stepping is None or self._stepping.done():
             raise Unhealthy("the synthetic engine is closed or was never loaded")
 

@@ -54,6 +54,11 @@ class KeysValues:
         for layer, pair in source._layers.items():
             self._layers[layer] = _grown(pair, tokens, places), _grown(pair, tokens, places, 1)
 
+    def place_bytes(self) -> int:
+        """Of a token, in all layers that have read some."""
+        tensors = [tensor for pair in self._layers.values() for tensor in pair]
+        return sum(each.shape[0] * each.shape[2] * each.element_size() for each in tensors)
+
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor, at: int) -> Pair:
         """All of a layer, with these [heads, tokens, width] behind the first `at`."""
         end = at + keys.shape[1]
@@ -75,17 +80,18 @@ def _grown(pair: Pair, tokens: int, places: int, which: int = 0) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class CausalModel:
-    """`module`: transformers' own, with this module's attention."""
+    """`module`: transformers' own, with this module's attention, on the device."""
 
     module: Any
     vocabulary: int
+    device: torch.device
 
     def cache(self) -> KeysValues:
         return KeysValues()
 
     def step(self, parts: Sequence[Part]) -> torch.Tensor:
         """float32 [wanted parts, vocabulary], on the processors. Raises runtimes' faults."""
-        device = self.module.device
+        device = self.device
         with Faults(), torch.inference_mode():
             for part in parts:
                 part.cache.settle()
@@ -103,6 +109,23 @@ class CausalModel:
             logits: torch.Tensor = found.logits[0, : len(rows)]
             return logits.float().cpu()
 
+    def cache_bytes(self, places: int) -> int:
+        cache = self.cache()
+        self.step([Part(cache, np.zeros(1, np.int64), 0)])
+        return places * cache.place_bytes()
+
+    def release(self, weights: bool) -> None:
+        """Caches have gone with their sequences; of a GPU, `weights` go to the host's memory."""
+        if self.device.type == "cuda":
+            if weights:
+                self.module.to("cpu")
+            torch.cuda.empty_cache()
+
+    def restore(self) -> None:
+        """Raises runtimes' faults."""
+        with Faults():
+            self.module.to(self.device)
+
 
 def opened(folder: Path, kind: torch.dtype, device: str = "cpu") -> CausalModel:
     """The folder's model on the device, checked. Raises `LoadError`."""
@@ -119,7 +142,8 @@ def opened(folder: Path, kind: torch.dtype, device: str = "cpu") -> CausalModel:
         module.to(device)
     except torch.OutOfMemoryError as error:
         raise LoadError(f"{device} has no memory for the model: {error}") from error
-    model = CausalModel(module, int(module.get_output_embeddings().weight.shape[0]))
+    vocabulary = int(module.get_output_embeddings().weight.shape[0])
+    model = CausalModel(module, vocabulary, torch.device(device))
     _check(folder, model, kind)
     return model
 

@@ -8,6 +8,7 @@ field's name. On a GPU `vllm` is several times as fast; this needs nothing but t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,13 @@ class TorchStreamOptions(GenerationOptions):
     def __post_init__(self) -> None:
         GenerationOptions.__post_init__(self)  # `super` does not know a class with slots
         options.check_device(self.device)
+
+
+def library() -> None:
+    """Imports what a model needs; nothing without transformers."""
+    if importlib.util.find_spec("transformers") is not None:
+        for module in ("runtimes.torch.causal", "runtimes.generation.texts"):
+            importlib.import_module(module)
 
 
 class TorchStreamRuntime(LanguageModelRuntime):

@@ -110,7 +110,7 @@ _OWNED: Mapping[str, str] = {
         kv_transfer_config weight_transfer_config
     """,
     "one library makes all grammars, xgrammar": "structured_outputs_config",
-    "Headrace puts no engine to sleep": """
+    "the shared pool says which engines sleep": """
         enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names
     """,
     "logs, metrics and traces are Headrace's": """

@@ -129,6 +129,7 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
         "enable-lora": settings.adapters_resident > 0,
         "enforce-eager": chosen.enforce_eager,
         "enable-prompt-tokens-details": True,
+        "enable-sleep-mode": settings.sleeps,
     }
     made = [f"--{name}={value}" for name, value in given.items() if value is not None]
     made += [f"--{name}" for name, wanted in flags.items() if wanted]
@@ -220,6 +221,12 @@ class VLLMRuntime:
         if serving.dead:
             raise Unhealthy(_DIED)
         return serving.load()
+
+    async def sleep(self) -> None:
+        await self._loaded().sleep()
+
+    async def wake(self) -> None:
+        await self._loaded().wake()
 
     async def close(self) -> None:
         serving, self._serving = self._serving, None

@@ -163,6 +163,24 @@ class Serving:
             platform="vllm",
         )
 
+    async def sleep(self) -> None:
+        """vLLM's level 1. On processors, where weights have no other place, its cache is emptied
+        and keeps its memory."""
+        if self._engine.output_processor.has_unfinished_requests():
+            raise RunError("requests run")
+        try:
+            await self._engine.sleep(1)
+        except Exception as fault:
+            raise RunError(f"vLLM does not sleep: {_said(fault)}") from fault
+
+    async def wake(self) -> None:
+        try:
+            awake = await self._engine.wake_up()
+        except Exception as fault:
+            raise RunError(f"vLLM does not wake: {_said(fault)}") from fault
+        if not awake:
+            raise RunError("vLLM does not wake: a part of its memory is still away")
+
     def shutdown(self) -> None:
         self._engine.shutdown()
 

@@ -83,6 +83,7 @@ class FakeModel:
     requests: dict[str, int]
     squares: float = 0.0
     backlog: float = 0.0
+    running: int = 0
     total: float = 0.0
     refused: float = 0.0
     # Share of the work that is rows longer than a length, by that length.
@@ -185,6 +186,7 @@ class FakeCluster:
                 backlog_s=model.backlog / share,
                 oldest_wait_s=model.backlog / hot if hot else 0.0,
                 urgent=bool(model.backlog) and not hot,
+                running=model.running,
                 longer_s={n: model.longer_offered[gateway, n] for n in model.longer},
                 longer_backlog_s={n: s * model.backlog / share for n, s in model.longer.items()},
             )

@@ -271,6 +271,29 @@ def test_frozen_pool_keeps_what_it_holds():
     assert core.decide(1.0).pool.residents == {}
 
 
+@pytest.mark.parametrize(("wake_s", "held"), [(2.0, "b"), (0.0, "a")])
+def test_an_engine_that_slept_in_the_pool_is_priced_by_its_waking(wake_s, held):
+    """It was loaded in 30 s, so without that it would stay for 300 s."""
+    core = Autoscaler(pooled())
+    for name in ("a", "b"):
+        core.record_replicas(name, (GroupReading("", 0),), 0.0)
+    serves = ResidentReading("a", True, 1 << 30, 30.0, -25.0, False, wake_s)
+    core.pool(PoolReading("p", (serves,), 0), 0.0)
+    core.record_demand("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
+    assert core.decide(0.0).pool.residents == {"p": (held,)}
+
+
+def test_it_wakes_where_it_sleeps():
+    core = Autoscaler(pooled())
+    core.record_replicas("a", (GroupReading("", 0),), 0.0)
+    core.pool(PoolReading("p", (ResidentReading("a", True, 9, 30.0, -1e3, False),), 9), 0.0)
+    core.pool(PoolReading("p", (), 1 << 30), 0.0)
+    core.pool(PoolReading("q", (), 1 << 30, {"a": 2.0}), 0.0)
+    core.record_demand("g", "a", DemandReading(0.1, 0.01, 1), 0.0)
+    core.record_demand("g", "a", DemandReading(0.6, 0.01, 6, backlog_s=0.5, urgent=True), 1.0)
+    assert core.decide(1.0).pool.residents == {"p": (), "q": ("a",)}
+
+
 def test_pool_comes_last_in_the_budget():
     settings = ScalingSettings(
         {"m": model(least=3, most=3)},

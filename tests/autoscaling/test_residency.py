@@ -240,3 +240,47 @@ def test_under_the_same_demand_it_settles_and_swaps_nothing_any_more(case):
             for each in pool
         ]
     raise AssertionError(f"still swaps: {before}")
+
+
+# -- engines that sleep
+
+
+def sleeper(name, residents=(), **kept):
+    return PoolReading(name, residents, 300 - sum(r.size_bytes for r in residents), kept)
+
+
+def test_an_engine_wakes_where_it_sleeps_although_another_replica_has_less_to_do():
+    """A load elsewhere would keep its work waiting for longer."""
+    busy = resident("busy", since=NOW)
+    pool = [sleeper("free"), sleeper("bed", (busy,), llm=0.5)]
+    llm = ResidentWant("llm", 0.4, 0.5, 0.5, 100, anew_s=30.0)
+    wants = [llm, want("busy", 0.6)]
+    assert chosen(pool, wants) == {"free": (), "bed": ("busy", "llm")}
+    assert chosen([sleeper("free"), sleeper("bed", (busy,))], wants)["free"] == ("llm",)
+
+
+def test_a_load_evicts_nobody_where_another_replica_needs_only_wake_it():
+    """Loading it on the free replica takes 30 s of its work; waking it costs what must go."""
+    cheap = (resident("x", size=300),)
+    pool = [sleeper("free"), sleeper("bed", cheap, llm=0.5)]
+    slow = ResidentWant("llm", 1.0, 0.5, 0.5, 100, anew_s=30.0)
+    assert chosen(pool, [slow, want("x", 0.001, size=300)])["bed"] == ("llm",)
+    quick = ResidentWant("llm", 1.0, 0.5, 0.5, 100, anew_s=0.5)
+    assert chosen(pool, [quick, want("x", 0.001, size=300)])["free"] == ("llm",)
+
+
+def test_an_engine_stays_ten_times_its_waking_and_not_its_load():
+    def held(since, wake_s):
+        return [replica(ResidentReading("llm", True, 300, 60.0, since, False, wake_s))]
+
+    wants = [ResidentWant("llm", 0.0, 0.0, 2.0, 300, anew_s=60.0), want("b", 1.0, size=300)]
+    assert chosen(held(NOW - 19.0, 2.0), wants) == {"p0": ("llm",)}
+    assert chosen(held(NOW - 21.0, 2.0), wants) == {"p0": ("b",)}
+    assert chosen(held(NOW - 21.0, 0.0), wants) == {"p0": ("llm",)}
+
+
+def test_an_engine_with_a_running_stream_never_goes():
+    held = [replica(ResidentReading("llm", True, 300, 1.0, 0.0, True, 0.1))]
+    assert chosen(held, [want("llm"), want("b", 100.0, urgent_s=100.0, size=300)]) == {
+        "p0": ("llm",)
+    }

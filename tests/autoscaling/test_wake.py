@@ -108,3 +108,23 @@ def test_urgent_work_at_a_gateway_that_is_new_wakes():
     cluster.core.record_demand("gateway-9", "m", reading, cluster.now)
     decision = cluster.core.decide(cluster.now).models["m"]
     assert (decision.reason, of_group(decision).target) == (Reason.AWAKE, 1)
+
+
+def test_it_does_not_sleep_while_an_answer_streams_nor_before_it_has_been_idle_since():
+    cluster = FakeCluster(sleeper())
+    cluster.models["m"].running = 1  # one stream, asked for before anybody counted
+    cluster.run(900, 0.0)
+    assert cluster.target() == 1
+    cluster.models["m"].running = 0
+    cluster.run(58, 0.0)
+    assert cluster.target() == 1
+    cluster.run(4, 0.0)
+    assert cluster.target() == 0
+
+
+def test_an_answer_that_still_streams_does_not_wake_what_sleeps():
+    """Its replica drains; it was told to stop by hand."""
+    cluster = asleep()
+    cluster.models["m"].running = 1
+    cluster.run(300, 0.0)
+    assert cluster.target() == 0

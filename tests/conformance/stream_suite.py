@@ -10,7 +10,8 @@ from contextlib import aclosing
 import pytest
 from stream_cases import CONTEXT, SEQUENCES, ask, chat, completion, hear
 
-from runtimes.types import EngineLoad, StreamRuntime
+from runtimes.errors import RunError
+from runtimes.types import EngineLoad, Sleeping, StreamRuntime
 
 
 async def settled(runtime: StreamRuntime, within_s: float = 2.0) -> EngineLoad:
@@ -140,6 +141,26 @@ class StreamSuite:
         assert first.page()["choices"] == second.page()["choices"]
         assert after.prefix_hits - before.prefix_hits == second.last.cached_tokens
         assert after.prefix_queries > before.prefix_queries
+
+    async def test_it_sleeps_while_nothing_runs_and_awake_again_answers_as_before(
+        self, runtime: StreamRuntime
+    ) -> None:
+        assert isinstance(runtime, Sleeping)
+        asked = completion("words that are told apart by sleep, " * 8)
+        first = await hear(runtime, asked)
+        known = await hear(runtime, asked)
+        assert known.last.cached_tokens > 0
+        streams = asyncio.create_task(hear(runtime, completion(max_tokens=100, stream=True)))
+        await running(runtime, 1)
+        with pytest.raises(RunError, match="requests run"):
+            await runtime.sleep()
+        assert len((await streams).texts()[0]) > 0
+        await settled(runtime)
+        await runtime.sleep()
+        await runtime.wake()
+        again = await hear(runtime, asked)
+        assert again.last.cached_tokens == first.last.cached_tokens == 0
+        assert again.page()["choices"] == first.page()["choices"]
 
     @pytest.mark.parametrize("said", [{}, {"cache_salt": "acme"}])
     async def test_a_prompt_that_another_tenant_sent_is_not_found(

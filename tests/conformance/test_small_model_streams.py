@@ -58,6 +58,18 @@ class TestSmallModels(ModelSuite):
         assert (heard.status, endpoint in heard.page()["error"]["message"]) == (400, True)
 
 
+async def test_its_cache_counts_with_what_a_token_takes_in_all_layers(
+    runtime: StreamRuntime, model: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    token_bytes = 2 * 4 * config["num_hidden_layers"] * heads * width  # of float32
+    limits = runtime.limits()
+    least = limits.cache_tokens * token_bytes
+    assert least <= limits.cache_bytes <= 3 * least  # blocks that are not full come besides
+
+
 @pytest.mark.parametrize("name", ["torch", "openvino"])
 async def test_what_goes_on_in_a_full_cache_has_the_tokens_of_a_new_one(
     name: str, model: Path, cache: Path

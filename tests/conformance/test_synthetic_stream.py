@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from stream_suite import StreamSuite, settled
 
 from runtimes import catalog
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.types import StreamRuntime
+from runtimes.types import Sleeping, StreamRuntime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -148,3 +149,20 @@ async def adapted(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 class TestSyntheticAdapters(AdapterSuite):
     pass
+
+
+async def test_one_that_sleeps_answers_nobody_and_waking_takes_its_time(cache: Path) -> None:
+    runtime = catalog.create_stream(
+        settings(SYNTHETIC, None, cache, options={"wake_s": 0.05, "cache_mib": 3})
+    )
+    assert isinstance(runtime, Sleeping)
+    await runtime.load()
+    assert runtime.limits().cache_bytes == 3 << 20
+    await runtime.sleep()
+    with pytest.raises(RunError, match="sleeps"):
+        await hear(runtime, completion())
+    began = time.perf_counter()
+    await runtime.wake()
+    assert time.perf_counter() - began >= 0.05
+    assert (await hear(runtime, completion())).status == 200
+    await runtime.close()

@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from ray_cluster import HERE, Cluster, until
@@ -20,6 +22,7 @@ from served import ANSWER_S, Load, adder, http, metric, patient, synthetic
 
 pytestmark = pytest.mark.integration
 
+MIB = 1 << 20
 LIMIT_MIB = 900  # a pool replica that holds synthetic models has a third of it
 MODELS = {
     "a": synthetic(options={"base_ms": 5}, replicas={"num_cpus": 0.1}),
@@ -32,6 +35,13 @@ MODELS = {
         crashes={"hold_s": 1},
     ),
 }
+MODELS["talks"] = {
+    "runtime": "synthetic", "task": "generate", "lengths": {"max": 1000},
+    # Its own replica takes far longer to come back than the pool's takes to wake.
+    "options": {"base_ms": 20, "load_s": 2, "wake_s": 0.1, "weights_mib": 40, "cache_mib": 40},
+    "slo": {"ttft_ms": 2000, "timeout_ms": 60_000},
+    "replicas": {"num_cpus": 0.1},
+}  # fmt: skip
 POOL = {
     "min": 1, "max": 1, "num_cpus": 0.1, "memory_mib": 128,
     "memory_limit_mib": LIMIT_MIB,
@@ -68,11 +78,22 @@ class Orders:
         self.process.stdin.flush()
         return self._read()
 
+    def kept(self) -> dict[str, dict[str, Any]]:
+        """What is in its memory and serves nobody, by model."""
+        return {each["model"]: each for report in self.ask(None) for each in report["kept"]}
+
     def held(self) -> set[str]:
         """Models that the pool serves, as its replicas last said."""
         reports = self.ask(None)
         return {each["model"] for report in reports for each in report["residents"]
                 if each["serves"]}  # fmt: skip
+
+    def resident(self, model: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(
+            each for report in self.ask(None) for each in report["residents"]
+            if each["model"] == model
+        )  # fmt: skip
+        return found
 
     def hold(self, *names: str) -> None:
         """Returns when the pool says that it holds these and no others."""
@@ -186,6 +207,65 @@ def test_over_its_memory_limit_it_names_the_batch_and_no_request_fails(served: S
     assert metric(page, "headrace_batches_total", model="grows", end="lost") >= 1
     assert metric(page, "headrace_retries_total", model="grows") >= 1
     assert served.cluster.replicas("model-grows:model") == own
+
+
+class Chat(threading.Thread):
+    """A stream of so many tokens, read by a thread of its own."""
+
+    def __init__(self, served: Served, tokens: int) -> None:
+        super().__init__()
+        self._url, self.tokens = f"{served.cluster.url}/v1/chat/completions", tokens
+        self.heard: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        said = [{"role": "user", "content": "go on"}]
+        asked = {"model": "talks", "messages": said, "max_tokens": self.tokens, "stream": True}
+        with httpx.stream("POST", self._url, json=asked, timeout=ANSWER_S) as answer:
+            for line in answer.iter_lines():
+                self.heard += [line] if line else []
+
+    @property
+    def words(self) -> int:
+        return sum('" w' in line for line in self.heard)
+
+    def is_whole(self) -> bool:
+        self.join(patient(60))
+        return self.words == self.tokens and self.heard[-1] == "data: [DONE]"
+
+
+def test_it_swaps_a_model_of_batches_and_one_that_generates_and_no_stream_is_cut(
+    served: Served,
+) -> None:
+    """There is room for either: what streams ends before the other comes, sleeps, and wakes."""
+    served.orders.hold("talks")
+    served.until(lambda: served.reserves("talks") == 1, 30)
+    (pid,) = served.cluster.replicas("headrace-pool:pool")
+    own = served.strike("model-talks:model", signal.SIGKILL)
+    chat = Chat(served, 200)  # 4 s
+    served.until(lambda: chat.words > 5, 30)
+    load = served.load("b")
+    try:
+        served.orders.ask(["b"])
+        served.until(lambda: "talks" in served.orders.kept(), 30)
+        assert chat.is_whole(), chat.heard[-3:]
+        served.until(lambda: served.orders.held() == {"b"}, 30)
+        load.goes_on(served, 50)
+        asleep = served.orders.kept()["talks"]
+        assert asleep["size_bytes"] < 80 * MIB, "its cache is gone"
+        served.until(lambda: bool(served.cluster.replicas("model-talks:model") - own), 60)
+        began = time.monotonic()
+        served.orders.hold("talks")
+        woke_s = time.monotonic() - began
+        assert 0.1 <= served.orders.resident("talks")["wake_s"] < 1.0, "it was not loaded anew"
+        served.until(lambda: served.reserves("talks") == 1, 30)
+        assert Chat(served, 5).is_whole()
+        load.goes_on(served, 50)
+    finally:
+        load.stop()
+    assert load.failures == []
+    assert served.cluster.replicas("headrace-pool:pool") == {pid}
+    print(f"back after {woke_s:.2f} s; a load takes {served.orders.resident('talks')['load_s']}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
@@ -22,7 +23,15 @@ SLEEPY = synthetic(
     scaling={"policy": "scale-to-zero", "idle_s": IDLE_S},
 )
 WAITS = {"x-timeout-ms": str(int(ANSWER_S * 1000))}
-SHARED = {"sleepy": SLEEPY}
+STEP_MS = 20
+DREAMY = {
+    "runtime": "synthetic", "task": "generate", "lengths": {"max": 1000},
+    "options": {"base_ms": STEP_MS, "load_s": 1},
+    "slo": {"ttft_ms": 2000, "timeout_ms": 60_000},
+    "replicas": {"min": 0, "max": 2, "num_cpus": 0.1},
+    "scaling": {"policy": "scale-to-zero", "idle_s": IDLE_S},
+}  # fmt: skip
+SHARED = {"sleepy": SLEEPY, "dreamy": DREAMY}
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +40,12 @@ def server(shared) -> Server:
     return made
 
 
-def sleeps(server: Server) -> None:
-    """Returns once its last replica has gone, which takes `IDLE_S` and a drain."""
-    server.until(lambda: not server.replicas("sleepy"), IDLE_S + 30)
-    server.until(lambda: server.model_status("sleepy")["state"] == "asleep", 20)
+def sleeps(server: Server, model: str = "sleepy") -> None:
+    """Returns once its last replica has gone, which takes `IDLE_S` and a drain, and gateways have
+    heard, as once a second, how long a request would wait for another one."""
+    server.until(lambda: not server.replicas(model), IDLE_S + 30)
+    server.until(lambda: server.model_status(model)["state"] == "asleep", 20)
+    time.sleep(patient(1))
 
 
 def test_a_model_that_nobody_has_seen_starts_once_and_then_sleeps(server):
@@ -99,3 +110,84 @@ def test_fifty_first_requests_at_once_are_all_answered_by_as_many_replicas_as_th
     # Gateways tell once a second how they stand.
     server.until(lambda: server.model_status("sleepy")["waiting_rows"] == 0, 10)
     assert server.model_status("sleepy")["drift"] == 0
+
+
+def chat(tokens: int, **more: object) -> dict[str, object]:
+    said = [{"role": "user", "content": "are you awake?"}]
+    return {"model": "dreamy", "messages": said, "max_tokens": tokens, **more}
+
+
+def test_a_model_that_generates_wakes_for_a_prompt_and_sleeps_when_its_last_stream_has_ended(
+    server: Server,
+) -> None:
+    """The stream is longer than it takes to fall asleep."""
+    sleeps(server, "dreamy")
+    url, tokens = f"{server.url}/v1/chat/completions", 2 * IDLE_S * 1000 // STEP_MS
+    heard: list[str] = []
+    kept: set[int] = set()
+    asked = chat(tokens, stream=True)
+    with httpx.stream("POST", url, json=asked, headers=WAITS, timeout=2 * ANSWER_S) as answer:
+        assert answer.status_code == 200, answer.read()
+        began = time.monotonic()
+        for line in answer.iter_lines():
+            heard += [line] if line else []
+            kept |= server.replicas("dreamy") if len(heard) % 50 == 2 else set()
+        took_s = time.monotonic() - began
+    assert heard[-1] == "data: [DONE]"
+    assert sum('" w' in line for line in heard) == tokens
+    assert took_s > 1.5 * IDLE_S
+    assert len(kept) == 1
+    ended = time.monotonic()
+    sleeps(server, "dreamy")
+    assert time.monotonic() - ended >= IDLE_S - 1
+    (start,) = (m for m in server.status()["scaling"]["models"].values() if m["model"] == "dreamy")
+    assert any(step["seen"] >= 2 for step in start["states"].values()), start["states"]
+
+
+def test_prompts_that_come_at_once_wake_it_once_and_one_that_cannot_wait_is_told_when(
+    server: Server,
+) -> None:
+    sleeps(server, "dreamy")
+    url = f"{server.url}/v1/chat/completions"
+    refused = http.post(url, json=chat(1), headers={"x-timeout-ms": "50"}, timeout=ANSWER_S)
+    assert refused.status_code == 503, refused.text
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    with ThreadPoolExecutor(10) as callers:
+        asked = [
+            callers.submit(http.post, url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S)
+            for _ in range(10)
+        ]
+    answers = [each.result() for each in asked]
+    assert [answer.status_code for answer in answers] == [200] * 10
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {3}
+    assert len(server.replicas("dreamy")) == 1
+    server.until(lambda: server.model_status("dreamy")["waiting_rows"] == 0, 10)
+    assert server.model_status("dreamy")["drift"] == 0
+
+
+LOAD_S = 8
+
+
+def test_a_model_without_replicas_that_generates_is_answered_by_the_pool(serve: Any) -> None:
+    """Its own replica takes longer to start than the answer takes."""
+    slow = {**DREAMY, "options": {**DREAMY["options"], "load_s": LOAD_S}}
+    pool = {"min": 1, "max": 1, "num_cpus": 0.1}
+    server = serve({"dreamy": slow}, scaling={"pool": pool}).start()
+    url = f"{server.url}/v1/chat/completions"
+
+    def held() -> set[str]:
+        reports = server.status()["scaling"]["pool"]["reports"]
+        return {each["model"] for report in reports for each in report["residents"]
+                if each["serves"]}  # fmt: skip
+
+    sleeps(server, "dreamy")
+    assert http.post(url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S).status_code == 200
+    server.until(lambda: held() == {"dreamy"}, 60)
+    server.until(lambda: not server.replicas("dreamy"), IDLE_S + 30)
+    began = time.monotonic()
+    answer = http.post(url, json=chat(3), headers=WAITS, timeout=2 * ANSWER_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert time.monotonic() - began < LOAD_S
+    healthy = "headrace_group_healthy_replicas"
+    assert metric(server.metrics(), healthy, model="dreamy", group="pool") == 1

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pickle
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -75,14 +76,14 @@ def test_preloading_imports_a_backends_library_its_own_way(monkeypatch):
     asked = []
     module = importlib.import_module("runtimes.openvino.runtime")
     monkeypatch.setattr(module, "library", lambda: asked.append("openvino"))
-    monkeypatch.setattr(catalog, "available", lambda runtime: None)
+    monkeypatch.setattr(catalog, "available", lambda runtime, task: None)
     for runtime in ("openvino", "synthetic"):
         catalog.preload(runtime)
     assert asked == ["openvino"]
 
 
 def test_preloading_what_is_not_installed_does_nothing(monkeypatch):
-    monkeypatch.setattr(catalog, "available", lambda runtime: "it is not installed")
+    monkeypatch.setattr(catalog, "available", lambda runtime, task: "it is not installed")
     monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     catalog.preload("onnxruntime")
     assert "onnxruntime" not in sys.modules
@@ -338,3 +339,22 @@ def test_a_folder_of_hugging_faces_cache_is_taken(tmp_path):
         file.rename(blobs / f"{number}")
         os.symlink(f"../../blobs/{number}", snapshot / file.name)
     check_files(snapshot, asked())
+
+
+@pytest.mark.parametrize(
+    ("runtime", "package", "imported"),
+    [
+        ("torch", "torch", {"runtimes.torch.causal", "runtimes.generation.texts"}),
+        ("openvino", "openvino", {"runtimes.openvino.causal", "runtimes.generation.texts"}),
+    ],
+)
+def test_preloading_an_engine_imports_all_that_its_models_need(runtime, package, imported):
+    """In a process of its own, since others' tests may have imported them."""
+    if catalog.available(runtime, "generate") is not None:
+        pytest.skip(f"{package} is not installed")
+    said = (
+        "import sys; from runtimes import catalog; "
+        f"catalog.preload({runtime!r}, 'generate'); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert imported <= set(done.stdout.split())

@@ -111,6 +111,14 @@ def test_arguments_are_written_as_on_the_command_line() -> None:
     assert made[at + 1 : at + 3] == ["1", "2"]
 
 
+def test_an_engine_is_started_for_sleep_where_it_is_to_leave_its_gpu() -> None:
+    settings = RuntimeSettings(
+        name="m", runtime="vllm", source=Path("/m"), cache_dir=Path("/none"), sleeps=True
+    )
+    assert "--enable-sleep-mode" in arguments(settings, VLLMOptions())
+    assert "--enable-sleep-mode" not in given()
+
+
 def test_no_argument_is_in_two_classes() -> None:
     every = " ".join([*engine_args._OWNED.values(), *engine_args._MAY_BE_SET.values()]).split()
     assert len(every) == len(set(every))

@@ -15,7 +15,7 @@ from tests.simulation.benches.pooled_models import (
     PoolReplica,
 )
 from tests.simulation.benches.swap_policies import Lru, Ours, Static
-from tests.simulation.benches.swapping import OURS, SHIFTING, STATIC, STATIONARY, ran
+from tests.simulation.benches.swapping import LOADS, OURS, SHIFTING, STATIC, STATIONARY, WAKES, ran
 
 MINUTES = 12.0
 
@@ -37,6 +37,12 @@ def test_under_a_stationary_zipf_it_is_the_static_choice_and_swaps_nothing():
     ours, static = outcome(STATIONARY, OURS), outcome(STATIONARY, STATIC)
     assert ours.in_time >= static.in_time - 0.003
     assert ours.last_swap_s == 0.0
+
+
+def test_engines_that_sleep_are_swapped_by_what_their_waking_costs():
+    wakes, loads = outcome(SHIFTING, WAKES), outcome(SHIFTING, LOADS)
+    assert wakes.in_time > loads.in_time > outcome(SHIFTING, OURS).in_time
+    assert wakes.p99_s < loads.p99_s
 
 
 # -- the bench's own replica

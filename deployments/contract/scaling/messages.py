@@ -85,6 +85,19 @@ class Resident:
     load_s: float
     age_s: float  # since it began to serve
     busy: bool
+    wake_s: float = 0.0  # of an engine, see `KeptModel`
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """A model in a pool replica's memory that serves nobody there: warm, or an engine asleep."""
+
+    model: str
+    key: str
+    # That an engine took to wake the last time, before that to fall asleep; 0.0: it is warm.
+    wake_s: float
+    size_bytes: int  # of what `scaling.pool.memory_mib` bounds
+    host_bytes: int = 0  # of the host's memory, besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,7 @@ class PoolReport:
     free_bytes: int = 0
     # Models of its present order that it could not load, and why.
     failed: tuple[tuple[str, str], ...] = ()
+    kept: tuple[KeptModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

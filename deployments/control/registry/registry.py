@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
@@ -123,9 +123,11 @@ class Registry:
         its canary; () if there is none."""
         models = self.view().models
         for each in (models[n] for n in (name, canary_of(name)) if n in models):
-            known = {each.digest: each.profile} | {g.digest: g.profile for g in each.groups}
-            if known.get(digest):
-                return known[digest]
+            described: tuple[ModelDescription | GroupDescription, ...] = (each, *each.groups)
+            for one in described:
+                found = one.profile if one.generating is None else one.generating.profile
+                if one.digest == digest and found:
+                    return found
         return ()
 
     def live_costs(self, name: str, group: str, digest: str) -> LiveCosts | None:

@@ -118,7 +118,8 @@ class Decider:
         return complaint
 
     def pool_report(self, report: PoolReport, now: float) -> PoolOrder:
-        self._core.pool(self.pool.on_report(report, now), now)
+        keys = {each.key for each in self.document.pool_models}
+        self._core.pool(self.pool.on_report(report, keys, now), now)
         return self.pool.order(report.replica)
 
     # ---- what it says -----------------------------------------------------------------------

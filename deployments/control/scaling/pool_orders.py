@@ -7,7 +7,7 @@ for one it knows. A replica that has not reported for `SILENT_S` is gone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autoscaling.types import PoolReading, ResidentReading
@@ -25,14 +25,18 @@ class PoolOrderBook:
     _reports: dict[str, tuple[float, PoolReport]] = field(default_factory=dict)
     _orders: dict[str, PoolOrder] = field(default_factory=dict)
 
-    def on_report(self, report: PoolReport, now: float) -> PoolReading:
-        """Take in a report. Returns it as a reading for the autoscaling core."""
+    def on_report(self, report: PoolReport, keys: Collection[str], now: float) -> PoolReading:
+        """Take in a report. Returns it as a reading for the autoscaling core. `keys`: of the
+        present settings; what is kept of others is of no use."""
         self._reports[report.replica] = (now, report)
         residents = tuple(
-            ResidentReading(r.model, r.serves, r.size_bytes, r.load_s, now - r.age_s, r.busy)
+            ResidentReading(
+                r.model, r.serves, r.size_bytes, r.load_s, now - r.age_s, r.busy, r.wake_s
+            )
             for r in report.residents
         )
-        return PoolReading(report.replica, residents, report.free_bytes)
+        kept = {each.model: each.wake_s for each in report.kept if each.key in keys}
+        return PoolReading(report.replica, residents, report.free_bytes, kept)
 
     def order(self, replica: str) -> PoolOrder:
         """The replica's order. Before anything was decided for it, an order of revision 0: to go on

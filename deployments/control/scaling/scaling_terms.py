@@ -149,5 +149,5 @@ def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSetti
     return [
         (name, model)
         for name, model in settings.models.items()
-        if name in named and model.poolable and not is_canary(name)
+        if name in named and not model.unpoolable(pool.num_gpus) and not is_canary(name)
     ]

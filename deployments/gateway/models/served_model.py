@@ -29,7 +29,12 @@ from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.dispatcher_driver import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.queues.pool_replicas import PoolUse, may_serve, with_pool
+from deployments.gateway.queues.pool_replicas import (
+    PoolUse,
+    group_of_digest,
+    may_serve,
+    with_pool,
+)
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
@@ -251,15 +256,18 @@ class ServedModel:
     def _use_replicas(self) -> None:
         """Give the queue the replicas of the live version."""
         d, live = self.description, self._live_replicas()
+        self._add_pool_group(live)
         if isinstance(self.queue, BatchQueue):
-            self._add_pool_group(live)
             slots = {group.name: group.slots for group in d.groups} or {"": d.scheduling.slots}
             if self._pool is not None:
                 slots[POOL_GROUP] = self._pool.slots
             self.queue.set_replicas(live, slots)
         elif d.generating is not None:
             engines = {group.name: group.generating or d.generating for group in d.groups}
-            self.queue.set_replicas(live, engines or {"": d.generating})
+            if self._pool is not None:
+                like = group_of_digest(d, self._pool.digest)
+                engines[POOL_GROUP] = engines[like.name] if like else d.generating
+            self.queue.set_replicas(live, {"": d.generating, **engines})
 
     def _add_pool_group(self, live: tuple[RunningReplica, ...]) -> None:
         """List the shared pool among the model's groups, from its first member on. The group stays

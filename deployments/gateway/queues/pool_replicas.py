@@ -63,14 +63,15 @@ def with_pool(
 ) -> DispatcherSettings:
     """The core's settings with the pool as one more group, a reserve. Its costs start as those of
     the group whose settings it runs; then it learns its own."""
-    own = settings.groups or (GroupSettings("", settings.profile, max_size=settings.max_size),)
-    like = _group_of_digest(d, pool.digest)
+    steps = () if settings.generation is None else settings.generation.profile
+    own = settings.groups or (GroupSettings("", settings.profile, steps, settings.max_size),)
+    like = group_of_digest(d, pool.digest)
     known = own[0] if like is None else next(each for each in own if each.name == like.name)
     reserve = replace(known, name=POOL_GROUP, after_s=pool.after_s)
     return replace(settings, groups=(*own, reserve))
 
 
-def _group_of_digest(d: ModelDescription, digest: str) -> GroupDescription | None:
+def group_of_digest(d: ModelDescription, digest: str) -> GroupDescription | None:
     return next((group for group in d.groups if group.digest == digest), None)
 
 

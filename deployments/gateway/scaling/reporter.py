@@ -120,6 +120,7 @@ def model_load(core: Snapshot, *, unserved: bool) -> ModelLoad:
         longer_backlog_s=dict(core.longer_backlog),
         oldest_wait_s=core.oldest_wait_s,
         urgent=unserved,
+        running=core.leased_rows,
     )
     return ModelLoad(demand, {group.name: _group(group) for group in core.groups})
 

@@ -1,13 +1,13 @@
 """How does a process that runs already take in a model: staged, loaded, compared, warmed, served?
 
-It starts a model as the model's own replica does, with two differences: the warm-up is brief, one
-row of each length for `WARM_S`, and nothing is measured. A model's size is what the process grew by
-while it was loaded (of one that runs on a GPU, there), or the size of its files, whichever is more.
-Nothing in Python ends a thread, so loading that takes longer than the model's `start_timeout_s`
-ends the process.
+It starts a model as the model's own replica does, with two differences: the warm-up of one that
+runs batches is brief, one row of each length for `WARM_S`, and nothing is measured. A model's size
+is what the process grew by while it was loaded (of one that runs on a GPU, there), or the size of
+its files, whichever is more, and what an engine's cache may grow by. Nothing in Python ends a
+thread, so loading that takes longer than the model's `start_timeout_s` ends the process.
 
-To gateways a served model is a replica like any other, with a core, a worker and a channel of its
-own, and it leaves like one. Its runtime stays open, for the owner to keep or close.
+An engine that serves nobody sleeps (`runtimes.types.Sleeping`): its cache is empty, and its weights
+leave a GPU for the host's memory, where the pool has room for them.
 """
 
 from __future__ import annotations
@@ -15,149 +15,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
-from deployments.contract.codec import SPOKEN_TEXT
-from deployments.contract.registry import PoolMember, ReplicaProgress
+from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
-from deployments.process.sockets import server_tls
-from deployments.replica import describe, device_memory
+from deployments.replica import backend_env, describe, device_memory
 from deployments.replica.artifacts.local_model import local_model
-from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceTurn, DeviceWorker, FailedRows, Job, hang_limits
-from deployments.replica.device_memory import MemoryCap
 from deployments.replica.known_costs import cost_sources
-from deployments.replica.replica_core import ReplicaCore
+from deployments.replica.pool.serving import LoadedModel, PoolContext, ServedResident
 from deployments.replica.startup import StartupProgress, settings_here
 from deployments.replica.verify import gate
-from deployments.replica.watchdogs import watch_hangs
-from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
+from deployments.settings.channel import ChannelSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings_files.sources import resolve
 from runtimes import catalog, warmup
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.nvml import GpuMemory
-from runtimes.types import DeviceMemory, Runtime
-
-_MARGIN_S = 5.0  # that a drain gets beyond the longest runs
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in this process's memory."""
-
-    name: str
-    key: str  # digest of the settings that it was loaded with
-    settings: ModelSettings  # those settings, as on this node
-    runtime: Runtime
-    version: str
-    size_bytes: int
-    load_s: float  # that loading took
-    on_gpu: bool = True  # whether it takes a GPU's memory, and `size_bytes` of that
-
-
-@dataclass(frozen=True, slots=True)
-class PoolContext:
-    """What the residents of one pool replica share."""
-
-    replica: str  # id in Serve
-    host: str  # where they listen
-    after_s: float  # see `PoolMember`
-    turn: DeviceTurn
-    on_hang: Callable[[], None]  # ends the process
-
-
-class ServedResident:
-    """A served model with its channel. Make it with `serve`."""
-
-    def __init__(self, loaded: LoadedModel, place: PoolContext) -> None:
-        replicas = loaded.settings.replicas
-        self._loaded = loaded
-        self._began = time.monotonic()
-        self._worker = DeviceWorker(
-            loaded.runtime,
-            replicas.slots,
-            limits=hang_limits(loaded.settings),
-            on_hang=place.on_hang,
-            turn=place.turn,
-            allow_non_finite=loaded.settings.allow_non_finite,
-        )
-        self._worker.failed, self._worker.cap = FailedRows(loaded.name), MemoryCap(loaded.name)
-        self._core = ReplicaCore(self._worker)
-        every_s = min(1.0, replicas.hang_limit_s / 4)
-        self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
-        self._server: ChannelServer
-        self.member: PoolMember
-
-    @classmethod
-    async def serve(
-        cls, loaded: LoadedModel, member: str, channel: ChannelSettings, place: PoolContext
-    ) -> ServedResident:
-        """Serve the model. Raises OSError if no port is free; the runtime stays open then."""
-        resident = cls(loaded, place)
-        server = ChannelServer(resident._core, member, tls=server_tls(channel_tls(channel)))
-        try:
-            await server.listen(place.host, channel_ports(channel))
-        except BaseException:
-            await resident._end()
-            raise
-        resident._server = server
-        resident.member = PoolMember(
-            loaded.name, member, place.replica, loaded.key, loaded.version, server.address,
-            loaded.settings.replicas.slots, place.after_s, SPOKEN_TEXT,
-        )  # fmt: skip
-        return resident
-
-    @property
-    def busy(self) -> bool:
-        return self._core.inflight > 0
-
-    @property
-    def running(self) -> Job | None:
-        """The batch on the device, if it is of this model."""
-        return self._worker.running
-
-    def tell_memory(self, memory: DeviceMemory | None) -> None:
-        """What is taken of the device, for this model's answers."""
-        self._worker.device_memory = memory
-
-    @property
-    def age_s(self) -> float:
-        return time.monotonic() - self._began
-
-    def key(self) -> bytes:
-        return self._server.key
-
-    async def health(self) -> None:
-        """Raises what the runtime's `health` raises."""
-        await self._worker.health()
-
-    async def leave(self) -> None:
-        """Drain. Returns when nothing of it runs or is connected any more."""
-        replicas = self._loaded.settings.replicas
-        limit_s = replicas.hang_limit_s * replicas.slots + _MARGIN_S
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._server.drain()
-        finally:
-            await self._server.close()
-            await self._end()
-
-    async def _end(self) -> None:
-        self._watch.cancel()
-        # Not on the loop: `close` waits for a running batch, whose answer the loop delivers.
-        await asyncio.get_running_loop().run_in_executor(None, self._worker.close)
-
+from runtimes.types import DeviceMemory, Sleeping
 
 WARM_S = 0.5
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 Progress = Callable[[str, float], None]
 T = TypeVar("T")
 
@@ -166,25 +50,24 @@ T = TypeVar("T")
 class ModelLoader:
     """Loads models. Its methods block: call them in a thread. `reserved_cpus`: as in
     `backend_env.threads`. `limit_mib`: resident memory of the whole process; None: no limit.
-    `gpus`: that Ray reserved; None: none, or nobody can tell."""
+    `gpus`: that Ray reserved; None: none, or nobody can tell. `asleep_bytes`: of the host's memory,
+    for engines' weights that were on them."""
 
     cache_dir: Path
     reserved_cpus: float | None
     limit_mib: int | None = None
     gpus: GpuMemory | None = None
+    asleep_bytes: int = 0
 
     def settings_of(self, model: PoolModel, progress: Progress) -> ModelSettings:
-        """The model's settings, after its files were brought to this node. Raises SourceError, and
-        LoadError for a model that generates."""
+        """The model's settings, after its files were brought to this node. Raises SourceError."""
         settings = settings_here(model.args["settings"], 1)
-        if settings.task == catalog.GENERATE:
-            raise LoadError(f"model {model.name} generates text; the pool runs batches alone")
         return local_model(settings, self.cache_dir, progress)
 
     def load(self, model: PoolModel, settings: ModelSettings, progress: Progress) -> LoadedModel:
         """Load the model. Raises what loading, warming or the comparison raise; then nothing is
         left of it."""
-        began, before, on_gpus = time.perf_counter(), _resident_bytes(), self._on_gpus()
+        began, before, on_gpus = time.perf_counter(), _resident_bytes(), self.on_gpus()
         found = describe.runtime_settings(
             model.name, settings, self.cache_dir, progress, self.reserved_cpus
         )
@@ -199,16 +82,11 @@ class ModelLoader:
             else:
                 warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
             version = describe.version(settings, self.cache_dir)
-            resident_mib = _resident_bytes() / _MIB
-            if self.limit_mib is not None and resident_mib > self.limit_mib:
-                raise LoadError(
-                    f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
-                    "allowed (scaling.pool.memory_limit_mib)"
-                )
+            self._check_limit()
         except BaseException:
             runtime.close()
             raise
-        grown, now, on_gpu = _resident_bytes() - before, self._on_gpus(), False
+        grown, now, on_gpu = _resident_bytes() - before, self.on_gpus(), False
         if now is not None and on_gpus is not None:
             taken = device_memory.growth(on_gpus, now)
             # A class of one's own may run there, and does not say so.
@@ -219,7 +97,49 @@ class ModelLoader:
         took_s = time.perf_counter() - began
         return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s, on_gpu)
 
-    def _on_gpus(self) -> DeviceMemory | None:
+    async def load_engine(
+        self, model: PoolModel, settings: ModelSettings, progress: Progress
+    ) -> LoadedModel:
+        """As `load`, of a model that generates, on the loop where it is to run."""
+        began, before, on_gpus = time.perf_counter(), _resident_bytes(), self.on_gpus()
+        found = await asyncio.to_thread(
+            describe.runtime_settings,
+            model.name, settings, self.cache_dir, progress, self.reserved_cpus,
+        )  # fmt: skip
+        backend_env.set_engine_variables(found)
+        sleeps = self.gpus is not None and self.asleep_bytes > 0
+        runtime = catalog.create_stream(replace(found, sleeps=sleeps))
+        try:
+            if not isinstance(runtime, Sleeping):
+                raise LoadError(f"runtime {settings.runtime} shares no process with other models")
+            await runtime.load()
+            await runtime.warm()
+            version = await asyncio.to_thread(describe.version, settings, self.cache_dir)
+            limits = runtime.limits()
+            self._check_limit()
+        except BaseException:
+            await runtime.close()
+            raise
+        files_bytes = await asyncio.to_thread(artifact_bytes, settings, self.cache_dir)
+        now, on_gpu = self.on_gpus(), limits.device != "cpu"
+        grown = _resident_bytes() - before
+        if on_gpu and now is not None and on_gpus is not None:
+            grown = device_memory.growth(on_gpus, now)
+        size, took_s = max(grown, files_bytes) + limits.cache_bytes, time.perf_counter() - began
+        return LoadedModel(
+            model.name, model.key, settings, runtime, version, size, took_s, on_gpu, files_bytes
+        )
+
+    def _check_limit(self) -> None:
+        resident_mib = _resident_bytes() / _MIB
+        if self.limit_mib is not None and resident_mib > self.limit_mib:
+            raise LoadError(
+                f"with it the process has {resident_mib:.0f} MiB resident, {self.limit_mib} "
+                "allowed (scaling.pool.memory_limit_mib)"
+            )
+
+    def on_gpus(self) -> DeviceMemory | None:
+        """What is taken there; None: there are none, or nobody can tell."""
         if self.gpus is None:
             return None
         try:
@@ -247,34 +167,58 @@ class PoolLoading:
         self._progress: dict[str, StartupProgress] = {}
 
     async def min_bytes(self, model: PoolModel) -> int:
-        """The least bytes that it takes. Raises what getting its files raises."""
+        """The least bytes that it takes, an engine's cache included where its options say that.
+        Raises what getting its files raises."""
         progress = self._begun(model)
 
         def size() -> int:
             settings = self._loader.settings_of(model, progress.report)
-            return artifact_bytes(settings, self._loader.cache_dir)
+            cache_bytes = int((settings.options.get("kv_cache_gib") or 0) * _GIB)
+            return artifact_bytes(settings, self._loader.cache_dir) + cache_bytes
 
-        return await self._in_time(model, size)
+        return await self._in_time(model, asyncio.to_thread(size))
 
     async def load(self, model: PoolModel) -> LoadedModel:
         """Load it. Raises what loading raises; then nothing is left of it."""
-        progress = self._begun(model)
+        report = self._begun(model).report
 
-        def load() -> LoadedModel:
-            settings = self._loader.settings_of(model, progress.report)
-            return self._loader.load(model, settings, progress.report)
+        async def load() -> LoadedModel:
+            settings = await asyncio.to_thread(self._loader.settings_of, model, report)
+            if settings.task == catalog.GENERATE:
+                return await self._loader.load_engine(model, settings, report)
+            return await asyncio.to_thread(self._loader.load, model, settings, report)
 
         with self._may_stall():
-            return await self._in_time(model, load)
+            return await self._in_time(model, load())
 
-    async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
-        """Do the work in a thread. Raises what it raises; work that takes too long ends the
-        process."""
+    async def sleep(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
+        """Put an engine to sleep that has nothing to do. Raises RunError."""
+        assert isinstance(loaded.runtime, Sleeping)
+        began, before = time.perf_counter(), self._loader.on_gpus()
+        cache_bytes = loaded.runtime.limits().cache_bytes
+        await self._in_time(model, loaded.runtime.sleep())
+        now, freed = self._loader.on_gpus(), cache_bytes
+        if loaded.on_gpu and now is not None and before is not None:
+            freed = device_memory.growth(now, before)
+        left = max(0, loaded.size_bytes - freed)
+        took_s = loaded.wake_s or time.perf_counter() - began
+        return replace(loaded, asleep_bytes=left, wake_s=took_s)
+
+    async def wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
+        """Wake an engine. Raises RunError; then it is to be closed."""
+        assert isinstance(loaded.runtime, Sleeping)
+        began = time.perf_counter()
+        with self._may_stall():
+            await self._in_time(model, loaded.runtime.wake())
+        return replace(loaded, asleep_bytes=None, wake_s=time.perf_counter() - began)
+
+    async def _in_time(self, model: PoolModel, work: Awaitable[T]) -> T:
+        """Wait for the work. Raises what it raises; work that takes too long ends the process."""
         default_s = ReplicaSettings().start_timeout_s
         limit = asyncio.timeout(model.args.get("start_timeout_s", default_s))
         try:
             async with limit:
-                return await asyncio.to_thread(work)
+                return await work
         except TimeoutError:
             if limit.expired():
                 self._place.on_hang()

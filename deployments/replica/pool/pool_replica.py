@@ -30,8 +30,9 @@ from deployments.replica import backend_env
 from deployments.replica.backend_env import reserved_cpus
 from deployments.replica.device import DeviceTurn
 from deployments.replica.device_memory import gpus_of, watch_device_memory
-from deployments.replica.pool.loading import ModelLoader, PoolContext, PoolLoading
+from deployments.replica.pool.loading import ModelLoader, PoolLoading
 from deployments.replica.pool.residents import Residents
+from deployments.replica.pool.serving import PoolContext
 from deployments.replica.watchdogs import watch_memory
 from deployments.settings_files.made import cache_dir
 from runtimes import catalog
@@ -103,8 +104,9 @@ logger = logging.getLogger("headrace.pool")
 
 
 class PoolReplica:
-    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s", "memory_limit_mib" if
-    there is a limit, "num_gpus" if any}."""
+    """`args`: {"runtimes": backends to import, "engines": the same of models that generate, if any,
+    "memory_bytes", "after_s", "memory_limit_mib" if there is a limit, "num_gpus" and "asleep_bytes"
+    if any}."""
 
     _memory_watch: asyncio.Task[None] | None = None  # ends when the driver is gone
 
@@ -116,20 +118,24 @@ class PoolReplica:
         backend_env.set_compiler_cache(cache_dir())
         for runtime in args["runtimes"]:
             await asyncio.to_thread(catalog.preload, runtime)
+        for runtime in args.get("engines", ()):
+            await asyncio.to_thread(catalog.preload, runtime, catalog.GENERATE)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         place = PoolContext(replica, host, args["after_s"], DeviceTurn(), self._end_process)
         actor = registry()
         self._loop_watch = watch_process()
         limit_mib: int | None = args.get("memory_limit_mib")
         gpus = await asyncio.to_thread(gpus_of, "cpu", args.get("num_gpus", 0.0))
-        loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib, gpus)
+        asleep_bytes: int = args.get("asleep_bytes", 0)
+        loader = ModelLoader(cache_dir(), reserved_cpus(), limit_mib, gpus, asleep_bytes)
         loading = PoolLoading(
             loader, place, lambda progress: actor.report.remote(PROGRESS.encode(progress)),
             self._loop_watch.may_stall,
         )  # fmt: skip
         self._residents = Residents(
-            replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set()
-        )
+            replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set(),
+            asleep_bytes=asleep_bytes,
+        )  # fmt: skip
         self._announcements = PoolAnnouncer(replica, self._residents, actor)
         self._tasks = [
             asyncio.get_running_loop().create_task(work)

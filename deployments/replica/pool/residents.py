@@ -2,6 +2,8 @@
 
 A model that is not ordered any more leaves as soon as its work is done. Its runtime stays loaded
 (*warm*: weights in memory, no channel) until a load needs the room; the longest unused goes first.
+An engine also sleeps meanwhile, so that it takes less; its weights may leave a GPU for the host's
+memory, of which there are `asleep_bytes`. One that finds no room there is closed instead.
 A model that cannot be loaded does not affect the others; it is reported with the reason, and tried
 again after `RETRY_S`. Nothing in Python ends a thread, so a load that takes longer than the model's
 `start_timeout_s` ends the process.
@@ -16,14 +18,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.contract.registry import PoolMember
-from deployments.contract.scaling.messages import PoolModel, PoolReport
+from deployments.contract.scaling.messages import KeptModel, PoolModel, PoolReport
 from deployments.contract.scaling.messages import Resident as ResidentReport
 from deployments.replica.device import Job
 from deployments.replica.device_memory import others_bytes
-from deployments.replica.pool.loading import LoadedModel, PoolLoading, ServedResident
+from deployments.replica.pool.loading import PoolLoading
+from deployments.replica.pool.serving import LoadedModel, ServedResident
 from deployments.replica.startup import reason_of
 from runtimes.errors import LoadError, lacks_memory
-from runtimes.types import DeviceMemory
+from runtimes.types import DeviceMemory, Sleeping
 
 _OF_GPUS = "what other processes leave of its GPUs"
 RETRY_S = 30.0
@@ -62,10 +65,13 @@ class Residents:
         loading: PoolLoading,
         memory_bytes: int,
         on_change: Callable[[], None] = lambda: None,
+        *,
+        asleep_bytes: int = 0,
     ) -> None:
         self._replica = replica
         self._loading = loading
         self._memory_bytes = memory_bytes
+        self._asleep_bytes = asleep_bytes
         self._device: DeviceMemory | None = None
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -97,7 +103,11 @@ class Residents:
 
     def report(self) -> PoolReport:
         failed = tuple((name, failed.reason) for name, failed in self._failed.items())
-        return PoolReport(self._replica, tuple(self._reports()), self.free_bytes, failed)
+        kept = tuple(
+            KeptModel(each.name, each.key, each.wake_s, each.held_bytes, each.host_bytes)
+            for each in self._kept.values()
+        )
+        return PoolReport(self._replica, tuple(self._reports()), self.free_bytes, failed, kept)
 
     @property
     def loads(self) -> bool:
@@ -189,9 +199,11 @@ class Residents:
         return None
 
     async def _take_in(self, model: PoolModel) -> None:
-        loaded = self._kept.pop(_key(model), None)
         self._on_gpu.setdefault(_key(model), _may_use_gpus(model))
-        if loaded is None:
+        loaded = self._kept.pop(_key(model), None)
+        if loaded is not None and loaded.asleep_bytes is not None:
+            loaded = await self._wake(model, loaded)
+        elif loaded is None:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
@@ -202,13 +214,28 @@ class Residents:
             await self._make_room(model, loaded.size_bytes)
             resident = await self._loading.serve(model, loaded)
         except BaseException:
-            await self._close(loaded)
+            await loaded.close()
             raise
         resident.tell_memory(self._device)
         self._held[model.name] = _ServedModel(model, loaded, resident)
         self._failed.pop(model.name, None)
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
+
+    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
+        """For want of room it sleeps on."""
+        try:
+            await self._make_room(model, loaded.size_bytes)
+        except LoadError:
+            self._kept[_key(model)] = loaded
+            raise
+        try:
+            awake = await self._loading.wake(model, loaded)
+        except BaseException:
+            await loaded.close()
+            raise
+        logger.info("awake after %.2f s", awake.wake_s, extra={"model": model.name})
+        return awake
 
     async def _load(self, model: PoolModel) -> LoadedModel:
         """If memory does not hold it after all, warm models make way."""
@@ -265,17 +292,36 @@ class Residents:
         except Exception:
             keep = False
             logger.exception("it did not leave in order", extra={"model": held.model.name})
-        if keep:
-            del self._leaving[held]  # at once, so that nobody counts it twice
-            self._kept[_key(held.model)] = held.loaded
+        kept = await self._at_rest(held) if keep else None
+        if kept is None:
+            await held.loaded.close()
         else:
-            await self._close(held.loaded)
+            del self._leaving[held]  # at once, so that nobody counts it twice
+            self._kept[_key(held.model)] = kept
+
+    async def _at_rest(self, held: _ServedModel) -> LoadedModel | None:
+        """An engine is put to sleep, for which longer unused ones make room in the host's memory;
+        batches' runtimes stay as they are. None: it cannot stay."""
+        loaded = held.loaded
+        if not isinstance(loaded.runtime, Sleeping):
+            return loaded
+        if loaded.on_gpu and loaded.weights_bytes > self._asleep_bytes:
+            return None
+        while loaded.on_gpu and self._host_bytes + loaded.weights_bytes > self._asleep_bytes:
+            await self._free(next(key for key, each in self._kept.items() if each.host_bytes))
+        try:
+            return await self._loading.sleep(held.model, loaded)
+        except Exception:
+            logger.exception("it cannot sleep", extra={"model": loaded.name})
+            return None
+
+    @property
+    def _host_bytes(self) -> int:
+        """That engines' weights take which were on a GPU."""
+        return sum(each.host_bytes for each in self._kept.values())
 
     async def _free(self, key: Key) -> None:
-        await self._close(self._kept.pop(key))
-
-    async def _close(self, loaded: LoadedModel) -> None:
-        await self._loop.run_in_executor(None, loaded.runtime.close)
+        await self._kept.pop(key).close()
 
     # ---- what there is ------------------------------------------------------------------------
 
@@ -287,10 +333,10 @@ class Residents:
         """Bytes beside these models, for one that uses the GPUs or not; of how many, and whose
         they are."""
         bound = self._memory_bytes
-        rooms = [(bound - sum(m.size_bytes for m in loaded), bound, "scaling.pool.memory_mib")]
+        rooms = [(bound - sum(m.held_bytes for m in loaded), bound, "scaling.pool.memory_mib")]
         if on_gpu and self._device is not None:
             bound = self._device.total - others_bytes(self._device)
-            free = bound - sum(m.size_bytes for m in loaded if m.on_gpu)
+            free = bound - sum(m.held_bytes for m in loaded if m.on_gpu)
             rooms.append((free, bound, _OF_GPUS))
         return min(rooms, key=lambda room: room[0])
 
@@ -309,6 +355,8 @@ def _may_use_gpus(model: PoolModel) -> bool:
     """What settings tell of a model that was not loaded yet."""
     settings = model.args.get("settings", {})
     on_cpus = (settings.get("options") or {}).get("device") == "cpu"
+    engine = settings.get("task") == "generate"
+    on_cpus = on_cpus or (engine and settings.get("runtime") != "vllm")
     return settings.get("runtime") not in ("openvino", "synthetic") and not on_cpus
 
 
@@ -316,7 +364,7 @@ def _report(held: _ServedModel, *, serves: bool) -> ResidentReport:
     loaded, resident = held.loaded, held.resident
     return ResidentReport(
         loaded.name, loaded.key, serves, loaded.size_bytes, loaded.load_s, resident.age_s,
-        resident.busy,
+        resident.busy, loaded.wake_s,
     )  # fmt: skip
 
 

@@ -272,4 +272,8 @@ def pool_line(pool: Mapping[str, Any]) -> str:
 
 def _residents(report: Mapping[str, Any]) -> str:
     names = [r["model"] if r["serves"] else f"{r['model']} (not yet)" for r in report["residents"]]
+    names.extend(
+        f"{kept['model']} ({'asleep' if kept['wake_s'] else 'warm'})"
+        for kept in report.get("kept", ())
+    )
     return ", ".join(names) or "nothing"

@@ -299,7 +299,8 @@ def _of_pool(settings: Settings, overrides: MemoryOverrides) -> Need:
     if pool.num_gpus > 1:
         return replace(need, unknown=_WHOLE.format(pool.num_gpus))
     chosen = settings.models if pool.models == "all" else pool.models
-    models = [m for name in chosen if (m := settings.models[name]).poolable]
+    named = [settings.models[name] for name in chosen]
+    models = [each for each in named if not each.unpoolable(pool.num_gpus)]
     return _with_parts(need, overrides, lambda: of_pool(pool.memory_mib, models))
 
 

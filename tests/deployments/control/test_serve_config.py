@@ -365,6 +365,33 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
     assert replicas["graceful_shutdown_timeout_s"] == 5 * 2 + 20
 
 
+ENGINES = """\
+models:
+  chat: {runtime: torch, task: generate, source: m, slo: {timeout_ms: 60000}}
+  large:
+    {runtime: vllm, task: generate, source: m,
+     options: {kv_cache_gib: 4, gpu_memory_utilization: 0.3},
+     slo: {timeout_ms: 60000, max_timeout_ms: 90000},
+     replicas: {num_gpus: 1}}
+scaling:
+  pool: {max: 1, num_gpus: 1, asleep_mib: 100}
+"""
+
+
+def test_replicas_that_stream_get_as_long_to_go_as_a_request_may_ask_for(config) -> None:
+    apps = by_name(config(ENGINES))
+    drains = {
+        name: [d["graceful_shutdown_timeout_s"] for d in apps[name]["deployments"]]
+        for name in ("model-chat", "model-large", "headrace-pool")
+    }
+    assert drains == {"model-chat": [620], "model-large": [110], "headrace-pool": [620]}
+
+
+def test_the_pool_is_told_what_its_host_has_for_engines_that_sleep(config) -> None:
+    pool = by_name(config(ENGINES))["headrace-pool"]["args"]
+    assert (pool["asleep_bytes"], pool["runtimes"], pool["engines"]) == (100 << 20, [], ["torch"])
+
+
 @pytest.mark.parametrize(
     ("change", "kind"),
     [

@@ -18,6 +18,9 @@ def model(**fields: Any) -> dict[str, Any]:
     return {"models": {"m": {"runtime": "synthetic", **fields}}}
 
 
+VLLM = {"runtime": "vllm", "source": "models/llm", "task": "generate"}
+
+
 def complaints(data: dict[str, Any]) -> list[str]:
     with pytest.raises(SettingsErrors) as caught:
         parse(data)
@@ -70,8 +73,20 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
          "scaling.pool.models[0]: is 'x'; must be one of m"),
         (model() | {"scaling": {"pool": {"models": "some"}}},
          "scaling.pool.models: must be all, or a list of names of models"),
-        (model(task="generate") | {"scaling": {"pool": {"models": ["m"]}}},
-         "scaling.pool.models[0]: is m, which has task generate; the pool holds only"),
+        (model(**VLLM) | {"scaling": {"pool": {"models": ["m"]}}},
+         "scaling.pool.models[0]: is m, which has runtime vllm, which without a GPU shares no "),
+        (model(**VLLM) | {"scaling": {"pool": {"models": ["m"], "num_gpus": 1}}},
+         "scaling.pool.models[0]: is m, which leaves its cache to vllm, which would take what the"),
+        (model(**VLLM, options={"kv_cache_gib": 1})
+         | {"scaling": {"pool": {"models": ["m"], "num_gpus": 1}}},
+         "scaling.pool.models[0]: is m, which would not start beside others: vllm wants 0.92 of "),
+        (model(task="generate", adapters={"a": "b"}) | {"scaling": {"pool": {"models": ["m"]}}},
+         "scaling.pool.models[0]: is m, which has adapters: a pool replica's engines have none"),
+        (model(runtime="python", source="python:m:C", dependencies=["x==1"])
+         | {"scaling": {"pool": {"models": ["m"]}}},
+         "scaling.pool.models[0]: is m, which has dependencies: a pool replica installs no"),
+        (model() | {"scaling": {"pool": {"asleep_mib": 1}}},
+         "scaling.pool.asleep_mib: is 1, but without num_gpus all weights are in the host's"),
         (model() | {"scaling": {"pool": {"num_gpus": 1.5}}}, "scaling.pool.num_gpus: is 1.5"),
         (model() | {"scaling": {"budget": {"resources": {"GPU": 1}}}}, "must be given as num_gpus"),
     ],

@@ -77,10 +77,12 @@ class Outcome:
 
 
 class PoolReplica:
-    """One run: `requests` are (time, model), ascending."""
+    """One run: `requests` are (time, model), ascending. `wake_s`: what it takes to have a model
+    back that was loaded before, an engine that has slept since."""
 
-    def __init__(self, policy: SwapPolicy, models: Iterable[str]) -> None:
+    def __init__(self, policy: SwapPolicy, models: Iterable[str], wake_s: float = LOAD_S) -> None:
         self.policy = policy
+        self._wake_s, self._asleep = wake_s, set[str]()
         self.outcome = Outcome()
         self._queues: dict[str, deque[float]] = {model: deque() for model in models}
         self._held: dict[str, float] = {}
@@ -168,7 +170,8 @@ class PoolReplica:
             if not going:
                 return
             del self._held[going[0]]
+            self._asleep.add(going[0])
             self.outcome.swaps += now >= self._from_s
             self.outcome.swapped_at.append(now)
         self._loading = model
-        self._at(now + LOAD_S, "loaded")
+        self._at(now + (self._wake_s if model in self._asleep else LOAD_S), "loaded")

@@ -124,10 +124,12 @@ def last_8_s(view: DemandView) -> float:
 
 class Ours:
     """`choose_residents`, told what the production demand windows say. A minute's forecast is too
-    slow for loads of seconds; `rate` may be another reading of the same windows."""
+    slow for loads of seconds; `rate` may be another reading of the same windows. `wake_s`: what
+    models that were held before are priced by."""
 
-    def __init__(self, models: Iterable[str], rate: Rate = recent) -> None:
-        self._rate = rate
+    def __init__(self, models: Iterable[str], rate: Rate = recent, wake_s: float = LOAD_S) -> None:
+        self._rate, self._wake_s = rate, wake_s
+        self._seen: set[str] = set()
         self._demand = {model: Demand() for model in models}
         self._count = dict.fromkeys(self._demand, 0)
         self._terms = PoolTerms(max=1, memory_bytes=ROOM)
@@ -146,17 +148,21 @@ class Ours:
         return self._chosen
 
     def _decided(self, view: View, now: float) -> tuple[str, ...]:
+        self._seen |= view.held.keys()
+        wakes = dict.fromkeys(self._seen, self._wake_s)
         wants = {
             model: ResidentWant(
-                model, len(view.waiting[model]) * WORK_S, self._expected(demand, now), LOAD_S, 1
+                model, len(view.waiting[model]) * WORK_S, self._expected(demand, now),
+                wakes.get(model, LOAD_S), 1, anew_s=LOAD_S,
             )
             for model, demand in self._demand.items()
-        }
+        }  # fmt: skip
         residents = tuple(
-            ResidentReading(model, True, 1, LOAD_S, since, model in view.busy)
+            ResidentReading(model, True, 1, LOAD_S, since, model in view.busy, self._wake_s)
             for model, since in view.held.items()
         )
-        reading = PoolReading("pool", residents, ROOM - len(residents))
+        kept = {model: wake_s for model, wake_s in wakes.items() if model not in view.held}
+        reading = PoolReading("pool", residents, ROOM - len(residents), kept)
         return choose_residents({"pool": reading}, wants, self._terms, now)["pool"]
 
     def _tell(self, now: float) -> None:

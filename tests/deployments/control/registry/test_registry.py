@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.contract.description import GroupDescription, ModelDescription
+from deployments.contract.description import Generating, GroupDescription, ModelDescription
 from deployments.contract.registry import (
     LEASE_S,
     RATES_KEEP_S,
@@ -349,6 +349,19 @@ def test_a_replica_that_starts_hears_what_others_of_its_settings_have_measured(
     )
     registry.announce(description(generation=2, digest="whole", groups=(group,)), b"", 10.0)
     assert registry.profile("device", "d-cpu") == ((1, 8, 0.7),)
+
+
+def test_a_replica_that_generates_hears_what_others_have_measured_of_their_steps(
+    registry: Registry, description: Describe
+) -> None:
+    measured = Generating(1000, 8000, 8, 16, profile=((1, 1, 0.02), (8, 8, 0.03)))
+    registry.announce(description(digest="d", generating=measured), b"", 10.0)
+    assert registry.profile("device", "d") == measured.profile
+    group = GroupDescription(
+        "gpu", "d-gpu", "vllm", "fp32", "cuda", 2, 8, generating=replace(measured, profile=())
+    )
+    registry.announce(description(generation=2, digest="whole", groups=(group,)), b"", 10.0)
+    assert registry.profile("device", "d-gpu") == ()
 
 
 def test_an_anchor_says_whether_its_model_is_optional(registry: Registry) -> None:

@@ -85,13 +85,13 @@ def test_nothing_is_pooled_without_a_pool():
 TWO = {
     "models": {
         "a": {"runtime": "synthetic", "replicas": {"slots": 3, "max": 2, "start_timeout_s": 900}},
-        "llm": {"runtime": "synthetic", "task": "generate"},
+        "llm": {"runtime": "vllm", "source": "models/llm", "task": "generate"},
     },
     "scaling": {"pool": {"min": 1, "max": 3, "memory_mib": 10, "num_gpus": 1}},
 }
 
 
-def test_the_pool_holds_what_is_answered_in_batches():
+def test_the_pool_holds_what_it_can():
     sent = scaling_document(parse(TWO))
     assert sent.settings.pool == PoolTerms(
         1, 3, 10 * MIB, needs=Needs((("CPU", 0.5), ("GPU", 1.0)), 0.0)
@@ -104,6 +104,16 @@ def test_the_pool_holds_what_is_answered_in_batches():
     assert model.key == settings_digest(own) == sent.settings.models["a"].pool_key
     assert sent.settings.models["a"].in_pool
     assert not sent.settings.models["llm"].in_pool
+
+
+def test_engines_that_say_what_they_take_are_in_the_pool():
+    llm = {**TWO["models"]["llm"], "options": {"kv_cache_gib": 4, "gpu_memory_utilization": 0.3}}
+    chat = {"runtime": "torch", "source": "models/small", "task": "generate"}
+    models = {"llm": llm, "chat": chat}
+    sent = scaling_document(parse({**TWO, "models": models}))
+    assert [each.name for each in sent.pool_models] == ["llm", "chat"]
+    on_cpus = scaling_document(parse({"models": models, "scaling": {"pool": {}}}))
+    assert [each.name for each in on_cpus.pool_models] == ["chat"]
 
 
 def test_a_pool_may_name_its_models():

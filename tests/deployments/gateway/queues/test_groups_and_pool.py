@@ -12,12 +12,15 @@ from followed_registry import Following
 
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key
 from deployments.contract.description import (
+    Generating,
     GroupDescription,
     ModelDescription,
 )
 from deployments.contract.registry import PoolMember
 from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.process.replica_directory import RunningReplica, directory_for
+from deployments.replica.scheduling import scheduling
+from deployments.settings.model import ModelSettings
 
 Describe = Callable[..., ModelDescription]
 
@@ -139,3 +142,39 @@ async def test_of_a_model_with_groups_the_pool_starts_from_the_costs_of_the_one_
     await until(lambda: "p.1" in model.queue.calls.reached)
     assert [group.name for group in model.queue._settings.groups] == ["gpu", "cpu", "pool"]
     assert model.queue._settings.groups[-1].profile == ((1, 4, 0.5),)
+
+
+async def test_an_engine_in_the_pool_is_one_more_of_the_models_engines(
+    following: Following, description: Describe
+) -> None:
+    measured = Generating(100, 400, 8, profile=((1, 1, 0.02),))
+    settings = ModelSettings(runtime="synthetic", task="generate")
+    described = description(generating=measured, scheduling=scheduling(settings))
+    following.run(described)
+    pool_runs("p")
+    await following.registry.tell(described, pool={"device": (member("p"),)})
+    model = following.catalogue.find("device")
+    await until(lambda: sorted(model.queue.calls.reached) == ["device-0", "p.1"])
+    reserve = model.queue._settings.groups[-1]
+    assert (reserve.name, reserve.engine_profile) == ("pool", measured.profile)
+    directory_for(directory_key("device")).update([])
+    assert model.queue.calls.reached == ["p.1"]
+    (own,) = model.queue.snapshot().replicas
+    assert (own.group, own.capacity) == ("pool", 400.0)
+    assert following.catalogue.ready("device")
+
+
+async def test_of_a_model_with_groups_an_engine_in_the_pool_holds_what_its_group_does(
+    following: Following, description: Describe
+) -> None:
+    large, small = Generating(100, 4000, 64), Generating(100, 400, 2, profile=((1, 1, 0.5),))
+    groups = (
+        replace(a_group("gpu"), generating=large), replace(a_group("cpu"), generating=small),
+    )  # fmt: skip
+    pool_runs("p")
+    held = {"device": (member("p", digest="d-cpu", version="of the group alone"),)}
+    await following.registry.tell(description(generating=large, groups=groups), pool=held)
+    model = following.catalogue.find("device")
+    await until(lambda: "p.1" in model.queue.calls.reached)
+    assert model.queue._settings.groups[-1].engine_profile == small.profile
+    assert model.queue._shapes["pool"] == small

@@ -25,7 +25,7 @@ def a_core(*groups: GroupSnapshot) -> Snapshot:
 def test_counters_and_what_waits_are_told_as_they_are() -> None:
     load = model_load(a_core(a_group("gpu"), a_group("cpu", 0, 0.1)), unserved=True)
     assert load.demand == DemandReading(
-        7.0, 0.7, 40, 5.0, {"late": 3}, {32: 6.0, 64: 1.0}, 0.5, 0.2, urgent=True
+        7.0, 0.7, 40, 5.0, {"late": 3}, {32: 6.0, 64: 1.0}, 0.5, 0.2, urgent=True, running=4
     )
     assert load.groups == {
         "gpu": GroupLoad(2, 1.0, 0.04, 0.06, 0.3),

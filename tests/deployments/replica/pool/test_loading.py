@@ -4,6 +4,7 @@ batch at a time over all of them."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import threading
@@ -25,23 +26,27 @@ from deployments.contract.channel.frames import (
     decode_reply,
     encode_call,
 )
+from deployments.contract.channel.stream_messages import (
+    GenerateCall,
+    Piece,
+    StreamEnd,
+    decode_steps,
+    encode_generate,
+)
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
 from deployments.gateway.queues.connections import TcpReplicaChannel
 from deployments.gateway.queues.pool_replicas import as_replica
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool import loading
-from deployments.replica.pool.loading import (
-    LoadedModel,
-    ModelLoader,
-    PoolContext,
-    PoolLoading,
-    ServedResident,
-)
-from runtimes import nvml
-from runtimes.errors import LoadError
+from deployments.replica.pool.loading import ModelLoader, PoolLoading
+from deployments.replica.pool.serving import LoadedModel, PoolContext, ServedResident
+from examples import make_llm
+from runtimes import catalog, nvml
+from runtimes.errors import LoadError, Unhealthy
 from runtimes.synthetic.runtime import SyntheticRuntime
-from runtimes.types import DeviceMemory, Limits
+from runtimes.synthetic.stream import SyntheticStreamRuntime
+from runtimes.types import DeviceMemory, Limits, RuntimeSettings, StreamLimits, StreamRuntime
 from tests.fake_nvml import FakeDevice, FakeNvml, NVMLError_NotSupported
 
 
@@ -99,7 +104,7 @@ class Bench:
             channel.close()
         for resident in self.residents.values():
             await resident.leave()
-            resident._loaded.runtime.close()
+            await resident._loaded.close()
 
 
 @pytest.fixture
@@ -225,9 +230,162 @@ async def test_stalls_are_expected_while_a_model_loads_and_no_longer(bench: Benc
     loaded.runtime.close()
 
 
-async def test_a_model_that_generates_is_refused(bench: Bench) -> None:
-    with pytest.raises(LoadError, match="generates text"):
-        await bench.loading.load(a_model("a", task="generate"))
+def an_engine(name: str, **options: Any) -> PoolModel:
+    return a_model(name, task="generate", lengths={"max": 100}, options={"base_ms": 5, **options})
+
+
+class Stream:
+    """What a gateway asks an engine in the pool, and hears."""
+
+    def __init__(self, bench: Bench, name: str, lease_id: int, tokens: int, word: str) -> None:
+        self._bench, self._name, self._lease_id = bench, name, lease_id
+        said = {"model": name, "prompt": word, "max_tokens": tokens}
+        call = GenerateCall("completions", json.dumps(said).encode(), 30.0)
+        member = bench.residents[name].member.member
+        assert bench.channels[name].send(member, Kind.BEGIN, lease_id, encode_generate(call))
+
+    @property
+    def pieces(self) -> list[Piece]:
+        frames = self._bench.listeners[self._name].frames
+        found = [decode_steps(memoryview(body)) for _, kind, _, body in frames
+                 if kind is Kind.STEPS]  # fmt: skip
+        return [p for steps in found for p in steps.pieces if p.lease_id == self._lease_id]
+
+    @property
+    def tokens(self) -> int:
+        return max((piece.output_tokens for piece in self.pieces), default=0)
+
+    @property
+    def end(self) -> StreamEnd | None:
+        return next((piece.end for piece in self.pieces if piece.end), None)
+
+
+async def test_an_engine_streams_beside_batches_and_leaves_when_its_stream_has_ended(
+    bench: Bench,
+) -> None:
+    await bench.start(a_model("a"))
+    await bench.connect("a")
+    resident = await bench.start(an_engine("llm"))
+    await bench.connect("llm")
+    stream = Stream(bench, "llm", 1, 40, "a")
+    await until(lambda: stream.tokens > 3)
+    bench.send("a", 1, 3, 4)
+    await until(lambda: bool(bench.replies("a")))
+    assert stream.tokens < 40
+    assert resident.busy
+    leaving = asyncio.ensure_future(resident.leave())
+    await until(lambda: not bench.channels["llm"].reached)
+    assert not leaving.done()
+    await leaving
+    await until(lambda: stream.end is not None)
+    assert (stream.end, stream.tokens) == (StreamEnd.DONE, 40)
+
+
+async def test_an_engine_that_slept_serves_again_in_the_time_that_it_takes_to_wake(
+    bench: Bench,
+) -> None:
+    model = an_engine("llm", load_s=0.2, wake_s=0.02, weights_mib=20, cache_mib=7)
+    resident = await bench.start(model)
+    loaded = resident._loaded
+    mib = 1 << 20
+    assert loaded.load_s >= 0.2
+    assert 27 * mib <= loaded.size_bytes
+    await resident.leave()
+    asleep = await bench.loading.sleep(model, loaded)
+    assert asleep.held_bytes == loaded.size_bytes - 7 * mib
+    awake = await bench.loading.wake(model, asleep)
+    assert awake.held_bytes == loaded.size_bytes
+    assert 0.02 <= awake.wake_s < loaded.load_s
+    bench.residents["llm"] = await bench.loading.serve(model, awake)
+    await bench.connect("llm")
+    stream = Stream(bench, "llm", 1, 3, "a")
+    await until(lambda: stream.end is StreamEnd.DONE)
+
+
+async def test_an_engine_that_dies_is_a_lost_replica_and_the_other_models_stay(
+    bench: Bench,
+) -> None:
+    """No end of its streams is told: gateways run them elsewhere."""
+    await bench.start(a_model("a"))
+    await bench.connect("a")
+    resident = await bench.start(an_engine("llm", engine_die_words=["deadly"]))
+    await bench.connect("llm")
+    stream = Stream(bench, "llm", 1, 1000, "a")
+    await until(lambda: stream.tokens > 0)
+    deadly = Stream(bench, "llm", 2, 5, "deadly")
+    await until(lambda: not bench.channels["llm"].reached)
+    assert (stream.end, deadly.end) == (None, None)
+    with pytest.raises(Unhealthy):
+        await resident.health()
+    bench.send("a", 1, 3, 4)
+    await until(lambda: bool(bench.replies("a")))
+    assert not bench.hung.is_set()
+
+
+async def test_an_engine_that_stands_still_ends_the_process(bench: Bench) -> None:
+    model = an_engine("llm", hang_words=["still"])
+    settings = {**model.args["settings"], "replicas": {"hang_limit_s": 0.2}}
+    await bench.start(replace(model, args={**model.args, "settings": settings}))
+    await bench.connect("llm")
+    Stream(bench, "llm", 1, 5, "still")
+    await until(bench.hung.is_set)
+
+
+async def test_an_engine_that_does_not_load_in_time_ends_the_process(bench: Bench) -> None:
+    with pytest.raises(TimeoutError):
+        await bench.start(in_time(an_engine("llm", load_s=5.0), 0.05))
+    assert bench.hung.is_set()
+
+
+@pytest.mark.parametrize(("asleep_bytes", "sleeps"), [(0, False), (1, True)])
+async def test_only_engines_that_may_leave_a_gpu_are_started_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, asleep_bytes: int, sleeps: bool
+) -> None:
+    made: list[RuntimeSettings] = []
+
+    def create(settings: RuntimeSettings) -> StreamRuntime:
+        made.append(settings)
+        raise LoadError("enough")
+
+    monkeypatch.setattr(loading.catalog, "create_stream", create)
+    gpu = FakeDevice("GPU-0", total=8 << 30, used=0)
+    gpus = nvml.opened(None, library=FakeNvml(gpu))
+    for given in (None, gpus):
+        loader = replace(bench.loader, gpus=given, asleep_bytes=asleep_bytes)
+        with pytest.raises(LoadError, match="enough"):
+            await PoolLoading(loader, bench.place, bench.told.append).load(an_engine("llm"))
+    assert [each.sleeps for each in made] == [False, sleeps]
+
+
+async def test_an_engine_on_a_gpu_counts_there_and_asleep_with_what_it_left_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeDevice("GPU-0", total=8 << 30, used=0)
+
+    def takes(mib: int) -> None:
+        gpu.processes, gpu.used = {os.getpid(): mib << 20}, mib << 20
+
+    class OnGpu(SyntheticStreamRuntime):
+        async def load(self) -> None:
+            await super().load()
+            takes(300)
+
+        def limits(self) -> StreamLimits:
+            return replace(super().limits(), device="cuda")
+
+        async def sleep(self) -> None:
+            await super().sleep()
+            takes(40)
+
+    monkeypatch.setattr("runtimes.synthetic.stream.SyntheticStreamRuntime", OnGpu)
+    gpus = nvml.opened(None, library=FakeNvml(gpu))
+    bench.loading = PoolLoading(replace(bench.loader, gpus=gpus), bench.place, bench.told.append)
+    model = an_engine("llm")
+    loaded = replace(await bench.loading.load(model), weights_bytes=200 << 20)
+    assert (loaded.on_gpu, loaded.held_bytes, loaded.host_bytes) == (True, 300 << 20, 0)
+    asleep = await bench.loading.sleep(model, loaded)
+    assert (asleep.held_bytes, asleep.host_bytes) == (40 << 20, 200 << 20)
+    await loaded.close()
 
 
 async def test_a_runtime_that_fails_its_first_batch_is_closed(
@@ -340,3 +498,25 @@ async def test_answers_say_what_is_taken_of_the_gpu(bench: Bench) -> None:
     bench.send("a", 1, 3)
     await until(lambda: bench.replies("a"))
     assert bench.replies("a")[1].device_memory == told
+
+
+async def test_a_real_language_model_is_held_with_its_cache_and_without_it_asleep(
+    bench: Bench, tmp_path: Path
+) -> None:
+    if (missing := catalog.available("torch", catalog.GENERATE)) is not None:
+        pytest.skip(missing)
+    source = str(make_llm.make(tmp_path / "llm"))
+    model = a_model("llm", task="generate", runtime="torch", source=source, lengths={"max": 100})
+    files_bytes = sum(f.stat().st_size for f in (tmp_path / "llm").glob("*.safetensors"))
+    assert await bench.loading.min_bytes(model) >= files_bytes
+    loaded = await bench.loading.load(model)
+    cache_bytes = loaded.runtime.limits().cache_bytes  # type: ignore[union-attr]
+    assert loaded.size_bytes >= files_bytes + cache_bytes
+    asleep = await bench.loading.sleep(model, loaded)
+    assert asleep.held_bytes == loaded.size_bytes - cache_bytes
+    awake = await bench.loading.wake(model, asleep)
+    bench.residents["llm"] = await bench.loading.serve(model, awake)
+    await bench.connect("llm")
+    stream = Stream(bench, "llm", 1, 5, "Once")
+    await until(lambda: stream.end is StreamEnd.DONE)
+    assert stream.tokens == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,10 @@ from deployments.contract.registry import PoolMember
 from deployments.contract.scaling.messages import PoolModel
 from deployments.replica.device import Job
 from deployments.replica.pool import residents
-from deployments.replica.pool.loading import LoadedModel
 from deployments.replica.pool.residents import Residents
-from runtimes.errors import LoadError, Unhealthy
+from deployments.replica.pool.serving import LoadedModel
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.synthetic.stream import SyntheticStreamRuntime
 from runtimes.types import DeviceMemory
 
 MIB = 1 << 20
@@ -27,6 +29,18 @@ class Runtime:
     closed = False
 
     def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+class Engine(SyntheticStreamRuntime):
+    """One that nobody asks for anything but to close."""
+
+    closed = False
+
+    def __init__(self) -> None: ...
+
+    async def close(self) -> None:
         assert not self.closed
         self.closed = True
 
@@ -71,6 +85,10 @@ class Loads:
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
         self.on_cpus: set[str] = set()
+        self.engines: set[str] = set()
+        self.slept: list[str] = []
+        self.woken: list[str] = []
+        self.cannot: dict[str, Exception] = {}  # what sleeping or waking raises
         self.faults: dict[str, Exception] = {}
         self.gate = asyncio.Event()
         self.gate.set()
@@ -86,11 +104,25 @@ class Loads:
         await self.gate.wait()
         if model.name in self.faults:
             raise self.faults[model.name]
-        made: Any = Runtime()
+        made: Any = Engine() if model.name in self.engines else Runtime()
         self.runtimes[model.name] = made
         settings: Any = SimpleNamespace()
         size, on_gpu = self.sizes.get(model.name, MIB), model.name not in self.on_cpus
-        return LoadedModel(model.name, model.key, settings, made, "1", size, 0.5, on_gpu)
+        weights = size // 2
+        return LoadedModel(model.name, model.key, settings, made, "1", size, 0.5, on_gpu, weights)
+
+    async def sleep(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
+        assert self.served[model.name].left, "it was put to sleep under running work"
+        if "sleep" in self.cannot:
+            raise self.cannot["sleep"]
+        self.slept.append(model.name)
+        return replace(loaded, asleep_bytes=loaded.size_bytes // 2, wake_s=loaded.wake_s or 0.1)
+
+    async def wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
+        if "wake" in self.cannot:
+            raise self.cannot["wake"]
+        self.woken.append(model.name)
+        return replace(loaded, asleep_bytes=None, wake_s=0.25)
 
     async def serve(self, model: PoolModel, loaded: LoadedModel) -> Served:
         member = PoolMember(
@@ -105,10 +137,12 @@ def model(name: str, key: str = "k") -> PoolModel:
 
 
 class Pool:
-    def __init__(self) -> None:
+    def __init__(self, asleep_bytes: int = 0) -> None:
         self.loads = Loads()
         self.changes = 0
-        self.residents = Residents("p", self.loads, 2 * MIB, self._changed)
+        self.residents = Residents(
+            "p", self.loads, 2 * MIB, self._changed, asleep_bytes=asleep_bytes
+        )
         self.task = asyncio.create_task(self.residents.run())
 
     def _changed(self) -> None:
@@ -134,8 +168,9 @@ class Pool:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    pool = Pool()
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
+    """Of engines on the GPU, half a MiB may sleep beside it; a test may say otherwise."""
+    pool = Pool(getattr(request, "param", MIB // 2))
     yield pool
     for served in pool.loads.served.values():
         served.idle.set()
@@ -394,3 +429,101 @@ async def test_what_runs_on_its_device_and_whether_it_loads_is_known(pool: Pool)
     pool.residents.hold([])
     await until(lambda: not pool.serves)
     assert pool.residents.running() == (job, "b")  # until it has left
+
+
+# -- engines
+
+
+def kept(pool: Pool) -> dict[str, tuple[float, int, int]]:
+    """By model: seconds of a waking, and bytes of the device and of the host."""
+    report = pool.residents.report()
+    return {each.model: (each.wake_s, each.size_bytes, each.host_bytes) for each in report.kept}
+
+
+async def at_rest(pool: Pool) -> None:
+    await pool.hold()
+    await until(lambda: not pool.states())
+
+
+async def test_an_engine_sleeps_once_its_last_stream_has_ended_and_wakes_without_a_load(
+    pool: Pool,
+) -> None:
+    pool.loads.engines = {"a"}
+    await pool.hold("a")
+    streams = pool.loads.served["a"]
+    streams.idle.clear()
+    await pool.hold()
+    assert pool.states() == {"a": (False, True)}
+    assert (pool.loads.slept, kept(pool)) == ([], {})
+    streams.idle.set()
+    await until(lambda: "a" in kept(pool))
+    assert kept(pool) == {"a": (0.1, MIB // 2, MIB // 2)}
+    await pool.hold("a")
+    assert (pool.loads.loaded, pool.loads.woken, kept(pool)) == (["a"], ["a"], {})
+    (held,) = pool.residents.report().residents
+    assert (held.size_bytes, held.load_s, held.wake_s) == (MIB, 0.5, 0.25)
+
+
+async def test_batches_that_left_are_warm_and_not_asleep(pool: Pool) -> None:
+    await pool.hold("a")
+    await at_rest(pool)
+    assert kept(pool) == {"a": (0.0, MIB, 0)}
+    assert pool.loads.slept == []
+
+
+async def test_an_engine_that_sleeps_leaves_its_room_to_others_and_waits_for_it_to_wake(
+    pool: Pool,
+) -> None:
+    pool.loads.engines = {"a"}
+    pool.loads.sizes = {"a": 2 * MIB, "b": MIB}
+    pool.loads.on_cpus = {"a"}
+    await pool.hold("a")
+    await at_rest(pool)
+    await pool.hold("b")
+    assert kept(pool) == {"a": (0.1, MIB, 0)}  # beside b; no GPU was given back
+    await pool.hold("a", "b", serves="b")
+    await until(lambda: "a" in pool.reasons)
+    assert pool.reasons["a"].startswith("model a takes 2 MiB, and of this pool replica's 2 MiB")
+    assert "a" in kept(pool), "it sleeps on"
+    assert not pool.loads.runtimes["a"].closed
+    pool.residents.hold([])
+    await until(lambda: not pool.states())
+    await pool.hold("a")
+    assert (pool.loads.loaded, pool.loads.woken) == (["a", "b"], ["a"])
+    assert pool.loads.runtimes["b"].closed
+
+
+@pytest.mark.parametrize("pool", [0, MIB // 2 - 1], indirect=True)
+async def test_an_engine_for_whose_weights_the_host_has_no_room_ends(pool: Pool) -> None:
+    pool.loads.engines = {"a"}
+    await pool.hold("a")
+    await at_rest(pool)
+    assert (pool.loads.slept, kept(pool)) == ([], {})
+    assert pool.loads.runtimes["a"].closed
+    await pool.hold("a")
+    assert pool.loads.loaded == ["a", "a"]
+
+
+async def test_the_longest_asleep_makes_room_in_the_hosts_memory(pool: Pool) -> None:
+    pool.loads.engines = {"a", "b"}
+    await pool.hold("a")
+    await pool.hold("b")
+    await until(lambda: pool.loads.slept == ["a"])
+    await at_rest(pool)
+    assert pool.loads.slept == ["a", "b"]
+    assert list(kept(pool)) == ["b"]
+    assert pool.loads.runtimes["a"].closed
+
+
+@pytest.mark.parametrize("step", ["sleep", "wake"])
+async def test_an_engine_that_cannot_sleep_or_wake_is_closed_and_loaded_anew(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(residents, "RETRY_S", 0.01)
+    pool.loads.engines, pool.loads.cannot = {"a"}, {step: RunError("no")}
+    await pool.hold("a")
+    first = pool.loads.runtimes["a"]
+    await at_rest(pool)
+    await pool.hold("a")
+    assert first.closed
+    assert pool.loads.loaded == ["a", "a"]

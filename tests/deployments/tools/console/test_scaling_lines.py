@@ -42,12 +42,13 @@ def test_the_pool_says_what_it_holds_and_what_it_was_worth():
     report = {
         "replica": "p1", "free_bytes": 3 << 20,
         "residents": [{"model": "a", "serves": True}, {"model": "b", "serves": False}],
+        "kept": [{"model": "llm", "wake_s": 0.4}, {"model": "c", "wake_s": 0.0}],
     }  # fmt: skip
     line = pool_line({
         "replicas": 2, "serve": {"running": 1}, "reports": [report], "cost_hours": 0.5,
         "saved_s": 12.0, "text": "one more is not worth it.",
     })  # fmt: skip
     assert line == (
-        "1 of 2 replicas; p1: a, b (not yet), 3 MiB free; cost 0.50 replica hours, took 12 s of "
-        "work; one more is not worth it."
+        "1 of 2 replicas; p1: a, b (not yet), llm (asleep), c (warm), 3 MiB free; cost 0.50 "
+        "replica hours, took 12 s of work; one more is not worth it."
     )
