@@ -49,8 +49,8 @@ class Network(Protocol):
     """`cache`: makes a sequence's own keys and values; `begin_with(other, tokens)` of a new one
     makes the first tokens those of another one, `cut(tokens)` leaves the first alone. `step`:
     float32 [wanted parts, vocabulary]. `cache_bytes`: of all caches, with so many places together.
-    `release` gives that memory back while there is no cache, and a GPU's memory of the weights, too,
-    where it is asked for; `restore` brings these back."""
+    `release` gives that memory back while there is no cache, and a GPU's memory of the `weights`;
+    `restore` brings these back."""
 
     @property
     def vocabulary(self) -> int: ...
