@@ -154,7 +154,7 @@ def test_an_engine_that_dies_ends_what_was_shown_with_what_is_paid_and_says_why(
     server: Server,
 ) -> None:
     """Its process lives. The request that kills it must not run twice, so one engine dies."""
-    readers = [Reader(server, 150) for _ in range(6)]
+    readers = [Reader(server, 150) for _ in range(12)]  # more than one replica takes at once
     server.until(lambda: all(len(reader.heard) > 2 for reader in readers), 20)
     before = set(server.replicas("chat"))
     asked = {"model": "chat", "prompt": "a deadly one, once", "max_tokens": 5}
@@ -163,7 +163,7 @@ def test_an_engine_that_dies_ends_what_was_shown_with_what_is_paid_and_says_why(
     assert (killed.status_code, killed.json()["error"]["code"]) == (503, "replica_lost")
     later = Reader(server, 5)
     broken = [reader for reader in readers if reader.ended() != DONE]
-    assert 1 <= len(broken) <= 5
+    assert 4 <= len(broken) <= 8
     for reader in broken:
         error = json.loads(reader.heard[-1].removeprefix("data: "))["error"]
         assert (error["type"], error["code"]) == ("server_error", "replica_lost")
