@@ -223,6 +223,8 @@ class Fleet:
             for _ in range(self.random.randrange(6)):  # the abort is somewhere on its way
                 await asyncio.sleep(0)
             self.states[LEFT] += 1
+            if not self._may_die(name):
+                return
         self.states["it waits at the replica"] += core.inflight - core.begun
         self.states["it waits at the gateway"] += self.queue.waiting_rows
         self.states["another replica is loading"] += self.starting
@@ -274,7 +276,7 @@ def body_of(endpoint: str, number: int, random: Random) -> dict[str, Any]:
     return {
         "model": random.choice(["chat", "chat", "chat:law"]),
         "stream": random.random() < 0.7,
-        _most(endpoint): random.randrange(1, LONGEST),
+        _most(endpoint): random.choice([2, *[random.randrange(1, LONGEST)] * 3]),
         **prompt.get(endpoint, {"messages": said}),
     }
 
@@ -339,15 +341,27 @@ class Load:
         self.ends: Counter[str] = Counter()
         self.paid = self._numbers = 0
         self.over = False
+        self._one_ended = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as callers:
             for _ in range(CALLERS):
                 callers.create_task(self._caller())
             while len(self.fleet.deaths) < DEATHS:
-                await asyncio.sleep(self.random.uniform(0.0, 0.03))
+                await self._progress()
                 await self.fleet.kill_one()
             self.over = True
+
+    async def _progress(self) -> None:
+        """Waits for some requests to end, and for a moment, so that how fast the machine is does
+        not say how many deaths a request meets."""
+        goal = self.ends.total() + self.random.randrange(7)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while self.ends.total() < goal:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+        await asyncio.sleep(self.random.uniform(0.0, 0.005))
 
     async def _caller(self) -> None:
         while not self.over:
@@ -360,6 +374,7 @@ class Load:
             asked.client = Client(self.fleet.stand, PATHS[endpoint], body, headers)
             await asyncio.wait_for(asked.client.task, 30)
             await self._judge(asked, asked.client)
+            self._one_ended.set()
 
     async def _judge(self, asked: Asked, client: Client) -> None:
         body = b"".join(client.heard)
@@ -412,8 +427,8 @@ STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize("leaves", [0.0, 0.3], ids=["all stay", "some leave"])
+@pytest.mark.slow  # some seconds of a processor each
+@pytest.mark.parametrize(("leaves", "once"), [(0.0, True), (0.3, False)], ids=["once", "again"])
 async def test_engines_die_in_every_state_and_nothing_is_lost_that_had_shown_nothing(
     tmp_path: Path, leaves: float, once: bool
 ) -> None:
@@ -423,7 +438,7 @@ async def test_engines_die_in_every_state_and_nothing_is_lost_that_had_shown_not
         await fleet.begin()
         load = Load(fleet, random, repeats=1.0 if once else 0.9)
         try:
-            await asyncio.wait_for(load.run(), 120)
+            await asyncio.wait_for(load.run(), 240)
         finally:
             await fleet.end()
         print(len(fleet.deaths), dict(load.ends), dict(fleet.states))
@@ -431,7 +446,7 @@ async def test_engines_die_in_every_state_and_nothing_is_lost_that_had_shown_not
         seen = {state for state, count in fleet.states.items() if count}
         assert seen >= (STATES if leaves else STATES - {LEFT})
         for end in ("answered", "answered, and moved before", "ended with what it had shown"):
-            assert load.ends[end] > 20, load.ends
+            assert load.ends[end] > 10, load.ends
         assert bool(load.ends["refused"]) is not once
         page = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
         counted = [
