@@ -125,6 +125,8 @@ class ModelSnapshot:
     asleep: bool = False  # it answers without a replica
     cost_fit: Fit | None = None  # seconds of a batch by now, of the first of several groups
     device_memory: dict[str, DeviceMemory] = field(default_factory=dict)  # by replica on a GPU
+    # By replica that has lately said that it ends: seconds ago, and why.
+    ended: dict[str, tuple[float, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Goes on where `pipeline` knows the caller and the model. The prompt is measured off the event loop,
 the request waits in the model's `StreamQueue`, and what its replica sends is passed on at once.
 - The answer's head is sent with its first piece, so that an error before that has a status of its
-  own. A later error becomes an event in OpenAI's shape, and no `[DONE]` follows.
+  own. A later error becomes an event in the API's shape, which says what is paid; no `[DONE]`.
 - A client that leaves has its run aborted. A client that does not read loses its answer.
 - A prompt that was on a lost replica waits for a permit (`suspect_permits`): such prompts run one
   at a time, or never.
@@ -318,7 +318,9 @@ async def _send_stream(
         raise  # nobody would read an event
     except errors.HeadraceError as error:
         error.request_id = exchange.request_id.decode("latin-1")
-        await _send(exchange, error_shapes.event(pending.prompt.endpoint, error, last))
+        endpoint, tokens = pending.prompt.endpoint, pending.tokens
+        paid = error_shapes.Paid(tokens.input, tokens.cached, tokens.output)
+        await _send(exchange, error_shapes.event(endpoint, error, paid, first, last))
         await _in_time(exchange.end_stream())
         raise
     await _in_time(exchange.end_stream())

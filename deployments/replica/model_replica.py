@@ -378,7 +378,7 @@ class StreamReplica(ModelReplica):
         limits = hang_limits(self._settings)
         watching = (
             self._follow_adapters(),
-            watch_stalls(core, limits, self._end_process, min(1.0, limits.max_s / 4)),
+            watch_stalls(core, limits, core.end, min(1.0, limits.max_s / 4)),
             self._watch_device(self._runtime.limits().device, core),
         )
         self._watches = tuple(map(asyncio.get_running_loop().create_task, watching))

@@ -1,11 +1,12 @@
 """A replica that generates, without Ray: runs requests, and tells each gateway what they produce.
 
 Every request that began ends with a piece that says how it ended, once the engine has freed what
-the request held. The exception is an engine that dies: then the process ends, so that gateways see
-a lost replica rather than failed requests. When a gateway's connection ends, all its requests are
-aborted. Output is sent as soon as the loop has passed on an engine step's outputs. For a gateway
-that reads slowly, a request's data are joined and only its newest counts kept: no gateway holds up
-the engine, and what it leaves unread grows by its answers' bytes only.
+the request held. The exception is an engine that dies: gateways are sent what had come before, and
+that the replica is lost, rather than failed requests; then the process ends. When a gateway's
+connection ends, all its requests are aborted. Output is sent as soon as the loop has passed on an
+engine step's outputs. For a gateway that reads slowly, a request's data are joined and only its
+newest counts kept: no gateway holds up the engine, and what it leaves unread grows by its answers'
+bytes only.
 """
 
 from __future__ import annotations
@@ -121,6 +122,8 @@ def _piece(lease_id: int, entry: _PendingPiece) -> Piece:
 
 
 SIGN_OF_LIFE_S = 1.0
+ENDS_S = 0.5  # that gateways have to take in that the replica is lost, before its process ends
+ENDED_SINCE = 4  # the first version of the channel whose gateways know `Kind.ENDED`
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
 MAX_CHUNK_BYTES = 32 << 20  # gateways refuse what may have more than half; they hold it thrice
 logger = logging.getLogger("headrace.replica")
@@ -183,8 +186,8 @@ class StreamCore:
 
     `room`: requests of one gateway that it takes; more are answered busy. `at_once`: requests of
     all gateways that the engine is given at once; 0: `room`. `on_death` ends the process, given the
-    reason. It is called as soon as the engine is known to be dead, before gateways hear of anything
-    that failed because of it.
+    reason. It is called once, when all gateways have heard that the replica is lost, or after
+    `ENDS_S`; they hear of nothing that failed because of it.
     """
 
     def __init__(
@@ -206,6 +209,8 @@ class StreamCore:
         self._numbers = itertools.count()
         self._inflight = 0
         self._leaving = self._closed = False
+        self._lost = ""  # why the engine is; "": it is not
+        self._ending: asyncio.Handle | None = None  # ends the process, once gateways are told
         self._load = EngineLoad()
         self.device_memory: DeviceMemory | None = None  # told by whoever looks at it
         self._read = self._written = 0  # as in `StepMessage`
@@ -233,6 +238,9 @@ class StreamCore:
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
     def joined(self, link: GatewayConnection) -> None:
+        if self._lost:
+            self._tell_lost(link)
+            return
         stream = self._streams[link] = _GatewayStream(link)
         stream.pump = self._loop.create_task(self._send_messages(stream))
 
@@ -242,8 +250,13 @@ class StreamCore:
         if stream is not None:
             stream.abort()
             stream.close()
+        if self._ending is not None and not self._streams:
+            self._ending.cancel()
+            self._ending = self._loop.call_soon(self._end_process)
 
     def received(self, link: GatewayConnection, frame: Frame) -> None:
+        if self._lost:
+            return  # its gateway counts it as lost
         stream = self._streams[link]
         if frame.kind is Kind.BEGIN:
             self._begin(stream, frame.lease_id, decode_generate(frame.body))
@@ -281,6 +294,8 @@ class StreamCore:
         while stream.open or stream.outbox.filled:
             await stream.link.room()
             message = await self._message(stream)
+            if self._lost:
+                return
             if any(piece.end is not None for piece in message.pieces):
                 looks, steps = _LOOKS, message.load.steps
             else:
@@ -291,20 +306,41 @@ class StreamCore:
                 await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
 
     async def health(self) -> EngineLoad:
-        """The engine's load. Raises `Unhealthy` if the engine will not recover and `on_death`
-        returns."""
+        """The engine's load. Raises `Unhealthy` if the engine will not recover."""
         try:
             self._load = await self._runtime.health()
         except Unhealthy as fault:
-            self._report_death(fault)
+            self.end(str(fault))
             raise
         return self._load
 
-    def _report_death(self, fault: Unhealthy) -> None:
-        """Call `on_death`; not while closing, nor when leaving with nothing under way: then no
-        request is lost, and the process ends anyway."""
-        if not self._closed and (self._inflight or not self._leaving):
-            self._on_death(f"{fault}, and {self._inflight} requests with it")
+    # ---- an engine that is lost ---------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """The engine is lost: tell gateways so behind what had come of their requests, then end the
+        process. Nothing begins or ends here from now on. No effect a second time, while closing, or
+        when leaving with nothing under way: then no request is lost, and the process ends
+        anyway."""
+        if self._lost or self._closed or (self._leaving and not self._inflight):
+            return
+        self._lost = f"{reason}, and {self._inflight} requests with it"
+        for stream in self._streams.values():
+            stream.link.send(Kind.GOAWAY, 0)  # nothing new is sent here in the place of what ended
+            while stream.outbox.filled:
+                message = self._steps_of(stream)
+                stream.link.send(Kind.STEPS, 0, encode_steps(message, stream.link.version))
+            self._tell_lost(stream.link)
+            stream.close()
+        self._ending = self._loop.call_later(ENDS_S if self._streams else 0.0, self._end_process)
+
+    def _tell_lost(self, link: GatewayConnection) -> None:
+        """An older gateway hears it when the connection ends."""
+        if link.version >= ENDED_SINCE:
+            link.send(Kind.ENDED, 0, [self._lost.encode("utf-8", "replace")])
+
+    def _end_process(self) -> None:
+        self._ending = None
+        self._on_death(self._lost)
 
     async def close(self) -> None:
         """Abort everything; return when the engine has freed it and gateways have been told."""
@@ -327,13 +363,16 @@ class StreamCore:
 
     async def _message(self, stream: _GatewayStream) -> StepMessage:
         try:
-            load = await self.health()
+            await self.health()
         except Unhealthy:
-            load = self._load  # the replica is ending anyway: what has come is still sent
+            pass  # while closing: what has come is still sent
         except Exception:
             logger.exception("the engine's own account cannot be had")
-            load = self._load
-        pieces, shares = stream.outbox.take(), None
+        return self._steps_of(stream)
+
+    def _steps_of(self, stream: _GatewayStream) -> StepMessage:
+        """With the engine's load as it was last known."""
+        load, pieces, shares = self._load, stream.outbox.take(), None
         gateway, now = stream.link.gateway, time.perf_counter()
         if any(piece.end is not None for piece in pieces) or self._turns.has_news(gateway, now):
             shares = SharesMessage(*self._turns.report(gateway, now))
@@ -381,7 +420,7 @@ class StreamCore:
             pass  # aborted: no caller waits for it any longer
         except Unhealthy as fault:
             run.end = StreamEnd.FAILED
-            self._report_death(fault)
+            self.end(str(fault))
         except RuntimeFault as fault:
             run.end = StreamEnd.FAILED
             logger.error("the engine failed on a request", extra={"reason": str(fault)})
@@ -405,6 +444,8 @@ class StreamCore:
         if stream.running.pop(run.lease_id, None) is not None:
             self._inflight -= 1
             del self._by_turn[run.turn]
+            if self._lost:
+                return
             self._give_to_engine(self._turns.end(run.turn, run.worth_s()))
             stream.outbox.end(run.lease_id, run.end, run.last, run.service_s())
 

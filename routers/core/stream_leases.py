@@ -2,7 +2,8 @@
 owe for it?
 
 - A flow pays a lease's predicted cost when the lease is sent, and more as soon as more has been
-  served. When the lease ends the flow gets back what was not served; everything, if nothing was.
+  served. When the lease ends the flow gets back what was not served; everything, if nothing was, or
+  if its replica was lost before the caller was shown anything.
 - A lease occupies the tokens that its replica reports, and the room kept for output still to come.
 
 Both follow from `Progress` events (`moved`) and from the report that closes the lease (`ended`).
@@ -166,7 +167,9 @@ def _settle(
     if batch is None:
         return
     nothing = not (tokens.input or tokens.output)
-    if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
+    shown = any(row.shown for row in batch.rows) and not nothing
+    refunded = end is LeaseEnd.BUSY or (end is LeaseEnd.LOST and not shown)
+    if refunded or (nothing and end is LeaseEnd.ABORTED):
         requests.served.settle(batch, None, now)
         return
     if nothing:  # a replica that reports no counts: the prediction stands

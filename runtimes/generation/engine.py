@@ -2,13 +2,15 @@
 
 One thread runs the network and draws tokens, step by step (`scheduler`). Everything else is done on
 the event loop between two steps: requests join and leave, tokens become text, a stop ends an output
-before the next step is planned. A fault of the network fails the requests of that step alone.
+before the next step is planned. A fault of the network fails the requests of that step alone, and
+is followed by a step of one token: where that fails too, the engine is lost with all requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +32,10 @@ from runtimes.generation.scheduler import Sequence as Tokens
 from runtimes.generation.texts import AnswerText, Prompts
 from runtimes.synthetic.answers import InvalidRequest, error
 from runtimes.types import Chunk, EngineLoad, StreamRequest
+from runtimes.warmup import LastRun
 
 Ids = np.ndarray[Any, Any]
+logger = logging.getLogger("headrace.replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ class Engine:
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()
         self._closed = False
+        self._lost = ""  # why its steps have ended
+        self._last = LastRun()
         self._stepping = asyncio.get_running_loop().create_task(self._step_until_closed())
 
     async def run(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
@@ -226,7 +232,7 @@ class Engine:
 
     def _check(self) -> None:
         if self._closed or self._stepping.done():
-            raise Unhealthy("the engine is closed, or its steps have ended")
+            raise Unhealthy(self._lost or "the engine is closed, or its steps have ended")
 
     # ---- one request ------------------------------------------------------------------------
 
@@ -292,13 +298,17 @@ class Engine:
     # ---- steps ------------------------------------------------------------------------------
 
     async def _step_until_closed(self) -> None:
-        """A fault of this file itself ends the engine, with all that runs there."""
+        """A network that is lost, or a fault of this file itself, ends the engine, with all that
+        runs there."""
         try:
             await self._step_for_ever()
+        except Unhealthy as fault:
+            self._lost = str(fault)
         except Exception as fault:
-            for answer in self._answers:
-                answer.fail(Unhealthy(f"the engine's steps have ended: {fault!r}"))
-            raise
+            self._lost = f"the engine's steps have ended: {fault!r}"
+            logger.exception("the engine's steps have ended")
+        for answer in self._answers:
+            answer.fail(Unhealthy(self._lost))
 
     async def _step_for_ever(self) -> None:
         loop, scheduler = asyncio.get_running_loop(), self._scheduler
@@ -310,6 +320,7 @@ class Engine:
                 continue
             parts = [_part(each) for each in reads]
             draws = [_drawing(each.sequence) for each in reads if each.draws]
+            failed: RunError | None = None
             try:
                 drawn = iter(
                     await loop.run_in_executor(
@@ -320,10 +331,15 @@ class Engine:
                 raise
             except Exception as fault:  # the library's; the next step may succeed
                 failed = errors.failed(f"the network failed: {fault}", fault)
+            del parts, draws  # nothing else may hold the caches of those that end here
+            if failed is not None:
                 for each in reads:
                     scheduler.drop(each.sequence)
                     each.sequence.owner.answer.fail(failed)
+                self._last.failed()
+                await loop.run_in_executor(self._thread, self._last.check, self._smallest)
                 continue
+            self._last.answered()
             scheduler.read(reads)
             for each in reads:
                 token = next(drawn) if each.draws else None
@@ -334,6 +350,14 @@ class Engine:
                 elif token is not None:
                     scheduler.drop(each.sequence)
                     each.sequence.owner.answer.fail(token)
+
+    def _smallest(self) -> object:
+        """A step of one token, on the thread that computes. Raises RunError."""
+        network = self._model.network
+        try:
+            return network.step([Part(network.cache(), np.zeros(1, np.int64), 0)])
+        except Exception as fault:  # the library's
+            raise errors.failed(f"one token cannot be read: {fault}", fault) from fault
 
     def _take(self, output: _Output, drawn: Drawn) -> None:
         """An output's next token; it ends here if the token or the text says so."""

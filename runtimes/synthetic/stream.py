@@ -190,6 +190,7 @@ class SyntheticStreamRuntime:
             yield Chunk(written.error(unavailable), 0, 0, 0, 0, unavailable.status)
             return
         try:
+            self._check()  # it may have died while the adapter was loaded
             async with aclosing(self._chunks(request, parsed, job)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,15 @@ from api_suite import ApiSuite
 from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
 from stream_model_suite import ModelSuite, read
 
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.stream_messages import GenerateCall, encode_generate
 from deployments.replica import backend_env
+from deployments.replica.stream_core import StreamCore
 from examples import make_llm
 from runtimes import catalog
 from runtimes.errors import LoadError, Unhealthy
 from runtimes.types import StreamRuntime
+from tests.deployments.fake_sessions import FakeSession, frame
 
 MISSING = catalog.available("vllm", "generate")
 pytestmark = [
@@ -51,8 +57,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(cache: Path) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     with patch.context() as changed:
-        import os
-
         environ = dict(os.environ)
         backend_env.set_engine_variables(settings(VLLM, None, cache, threads=1), environ)
         for name, value in environ.items():
@@ -183,6 +187,46 @@ async def test_the_death_of_the_engine_is_no_fault_of_a_request(
         await runtime.health()
     with pytest.raises(Unhealthy, match="died"):
         await hear(runtime, completion())
+    await runtime.close()
+
+
+def texts(data: bytes) -> str:
+    """Of a completion's events."""
+    events = [event for event in data.split(b"\n\n") if event.startswith(b"data: {")]
+    return "".join(json.loads(event[6:])["choices"][0]["text"] for event in events)
+
+
+async def test_a_replica_whose_engine_is_killed_says_so_and_tells_no_wrong_token(
+    model: Path, cache: Path, environment: None
+) -> None:
+    """The engine's process, by its id; the replica's own lives."""
+    before = set(multiprocessing.active_children())
+    runtime = catalog.create_stream(settings(VLLM, model, cache, threads=1))
+    await runtime.load()
+    asked = completion(max_tokens=400, stream=True)
+    whole = texts((await hear(runtime, asked)).data)
+    deaths: list[str] = []
+    core, gateway = StreamCore(runtime, room=8, on_death=deaths.append), FakeSession()
+    core.joined(gateway)  # type: ignore[arg-type]
+    for lease_id, body in enumerate((asked, completion(max_tokens=400)), start=1):
+        call = GenerateCall("completions", body, 60.0)
+        core.received(gateway, frame(Kind.BEGIN, lease_id, encode_generate(call)))  # type: ignore[arg-type]
+    await gateway.until(lambda: sum(p.lease_id == 1 for p in gateway.pieces) > 3, 30)
+    (engine,) = set(multiprocessing.active_children()) - before
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    await gateway.until(lambda: bool(gateway.ended), 10)
+    assert gateway.ended == ["vLLM's engine died, and 2 requests with it"]
+    assert [piece.end for piece in gateway.pieces if piece.end is not None] == []
+    shown = texts(b"".join(p.data for p in gateway.pieces if p.lease_id == 1))
+    assert shown
+    assert whole.startswith(shown)
+    assert whole != shown
+    assert deaths == []
+    core.left(gateway)  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    assert deaths == gateway.ended
+    await core.close()
     await runtime.close()
 
 

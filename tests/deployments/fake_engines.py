@@ -3,7 +3,8 @@
 `Engines` is a gateway's channel to them, without sockets but through the bytes that would travel. A
 replica is connected a turn of the loop after it was listed, unless it is `dead`; a request that is
 begun waits until the test brings pieces of its answer. An abort is answered by the request's last
-piece, as a real replica does, unless `deaf`.
+piece, as a real replica does, unless `deaf`. One whose engine dies says so and is gone (`die`); one
+that is killed says nothing.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Engines:
         self.aborted: list[tuple[str, int]] = []
         self.dead: set[str] = set()
         self.deaf: set[str] = set()
+        self.full: set[str] = set()  # whose engines begin nothing new
+        self.leaving: set[str] = set()
         self.refusal: Refusal | None = None
         self.load = EngineLoad()
         self.others = 0
@@ -85,7 +88,8 @@ class Engines:
 
     @property
     def reached(self) -> list[str]:
-        return [uid for uid in self._listed if self.engine(uid).connected]
+        known = self.engines.keys() - self.leaving
+        return [uid for uid in self._listed if self.engine(uid).connected and uid in known]
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         self._listed = [replica.replica_id for replica in listed]
@@ -111,7 +115,8 @@ class Engines:
             engine.calls[lease_id] = call
             engine.seen = max(engine.seen, lease_id)
             self.begun.append(Asked(replica_id, lease_id, call))
-            self._say(replica_id, Kind.STARTED, lease_id)
+            if replica_id not in self.full:
+                self._say(replica_id, Kind.STARTED, lease_id)
         return True
 
     def version(self, replica_id: str) -> int:
@@ -162,6 +167,12 @@ class Engines:
         dead."""
         soon(self._break, replica_id)
 
+    def die(self, replica_id: str, reason: str = "the engine died") -> None:
+        """The replica says that its engine is lost, behind what it said before, and is gone."""
+        self.dead.add(replica_id)
+        soon(self._say_goodbye, replica_id)
+        self._say(replica_id, Kind.ENDED, 0, reason.encode())
+
     def kill(self, replica_id: str) -> None:
         self.dead.add(replica_id)
         self.disconnect(replica_id)
@@ -197,10 +208,15 @@ class Engines:
             self.listener.link_lost(replica_id, "it was cut")
             soon(self._connect, replica_id)
 
+    def _say_goodbye(self, replica_id: str) -> None:
+        self.leaving.add(replica_id)
+        self.listener.links_changed()
+
     def _forget(self, replica_id: str) -> bool:
         """Whether it was connected; what ran there is aborted."""
         engine = self.engine(replica_id)
         was, engine.connected = engine.connected, False
+        self.leaving.discard(replica_id)
         engine.calls.clear()
         return was
 

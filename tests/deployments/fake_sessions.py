@@ -25,6 +25,7 @@ class FakeSession:
         self.sent: list[tuple[Kind, int]] = []
         self.replies: dict[int, BatchReply] = {}
         self.faults: dict[int, str] = {}
+        self.ended: list[str] = []  # why the replica said that it ends
         self.messages: list[StepMessage] = []
         self._news = asyncio.Event()
         self._room = asyncio.Event()
@@ -40,6 +41,8 @@ class FakeSession:
             self.replies[lease_id] = decode_reply(received)
         elif kind in (Kind.FAULT, Kind.UNSENT):
             self.faults[lease_id] = bytes(received).decode()
+        elif kind is Kind.ENDED:
+            self.ended.append(bytes(received).decode())
         elif kind is Kind.STEPS:
             self.messages.append(decode_steps(received))
         self._news.set()

@@ -23,6 +23,7 @@ from deployments.contract.channel.frames import (
     BatchReply,
     Buffer,
     Frame,
+    FrameError,
     Kind,
     decode_call,
     encode_reply,
@@ -86,8 +87,16 @@ class LocalSession:
         pass
 
     def _arrives(self, frame: Frame) -> None:
-        if self.open:
+        if not self.open:
+            return
+        if frame.kind is Kind.GOAWAY:
+            self._channel.leaves(self._replica_id)
+            return
+        self._channel.arrives(self._replica_id, frame)
+        try:
             self._channel.listener.received(self._replica_id, frame)
+        except FrameError as fault:
+            self._channel.lose(self._replica_id, str(fault))
 
 
 class LocalChannel:
@@ -105,6 +114,7 @@ class LocalChannel:
         self.cores: dict[str, Any] = {}
         self.dead: set[str] = set()
         self.gone: set[str] = set()
+        self.leaving: set[str] = set()
         self.calls: list[tuple[str, BatchCall]] = []
         self.drops: list[tuple[str, int]] = []
         self.script: list[BatchReply | str | None] = []
@@ -132,17 +142,23 @@ class LocalChannel:
             self._called.clear()
             await asyncio.wait_for(self._called.wait(), 5.0)
 
-    def lose(self, replica_id: str) -> None:
+    def lose(self, replica_id: str, reason: str = "it was cut") -> None:
         """The connection breaks, and is not opened again."""
         self._leave(replica_id)
         self.listener.links_changed()
-        self.listener.link_lost(replica_id, "it was cut")
+        self.listener.link_lost(replica_id, reason)
+
+    def leaves(self, replica_id: str) -> None:
+        """The replica has said that it takes no new lease."""
+        self.leaving.add(replica_id)
+        self.listener.links_changed()
 
     # ---- `ReplicaChannel` ---------------------------------------------------------------------
 
     @property
     def reached(self) -> list[str]:
-        return [replica_id for replica_id in self._listed if replica_id in self._sessions]
+        known = self._sessions.keys() - self.leaving
+        return [replica_id for replica_id in self._listed if replica_id in known]
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         self._listed = [replica.replica_id for replica in listed]
@@ -178,6 +194,9 @@ class LocalChannel:
     def close(self) -> None:
         for replica_id in list(self._sessions):
             self._leave(replica_id)
+
+    def arrives(self, replica_id: str, frame: Frame) -> None:
+        """A frame of a replica, before the listener gets it."""
 
     # ---- at the replica -----------------------------------------------------------------------
 

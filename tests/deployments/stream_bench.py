@@ -18,6 +18,7 @@ from deployments.contract.description import (
     dispatcher_settings,
 )
 from deployments.gateway.models.served_model import terms
+from deployments.gateway.queues.connections import ReplicaChannel
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.stream_queue import StreamQueue
@@ -36,8 +37,10 @@ class Bench:
         description: Callable[..., ModelDescription],
         replicas: int,
         hedge: HedgeParameters | None = None,
+        channel: ReplicaChannel | None = None,
         **changes: Any,
     ) -> None:
+        """`channel`: to replicas that are not played; its owner lists them."""
         edges = (64, 1000)
         self.description = description(
             task="generate", generating=SHAPE, max_length=1000, bucket_edges=edges, **changes
@@ -49,9 +52,10 @@ class Bench:
         if hedge is not None:
             learns = GenerationParameters(tokens_per_s=1000.0, output_tokens=10)
             settings = replace(settings, hedge=hedge, generation=learns)
-        self.queue = StreamQueue(settings, self.terms, self.engines)
+        self.queue = StreamQueue(settings, self.terms, channel or self.engines)
         self.names = [f"r{number}" for number in range(replicas)]
-        self.run(self.names)
+        if channel is None:
+            self.run(self.names)
 
     def run(self, names: list[str]) -> None:
         self.queue.set_replicas([RunningReplica(name) for name in names], {"": SHAPE})

@@ -150,6 +150,37 @@ def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(server: Server)
     server.until(lambda: quiet(server), 10)
 
 
+def test_an_engine_that_dies_ends_what_was_shown_with_what_is_paid_and_says_why(
+    server: Server,
+) -> None:
+    """Its process lives. The request that kills it must not run twice, so one engine dies."""
+    readers = [Reader(server, 150) for _ in range(12)]  # more than one replica takes at once
+    server.until(lambda: all(len(reader.heard) > 2 for reader in readers), 20)
+    before = set(server.replicas("chat"))
+    asked = {"model": "chat", "prompt": "a deadly one, once", "max_tokens": 5}
+    url, once = f"{server.url}/v1/completions", {"x-idempotent": "false"}
+    killed = http.post(url, json=asked, headers=once, timeout=60)
+    assert (killed.status_code, killed.json()["error"]["code"]) == (503, "replica_lost")
+    later = Reader(server, 5)
+    broken = [reader for reader in readers if reader.ended() != DONE]
+    assert 4 <= len(broken) <= 8
+    for reader in broken:
+        error = json.loads(reader.heard[-1].removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "replica_lost")
+        pages = [json.loads(line.removeprefix("data: ")) for line in reader.heard[:-1]]
+        shown = [page for page in pages if page["choices"][0]["delta"].get("content")]
+        assert error["usage"]["completion_tokens"] == len(shown)
+    assert later.ended() == DONE
+    said = f"the synthetic engine died, and {1 + len(broken)} requests with it"
+    (why,) = {why for _, why in server.model_status("chat")["ended"].values()}
+    assert why == said
+    assert said in server.headrace("status", "--port", str(server.port)).stdout.replace("\n", " ")
+    assert f"{said}; the replica ends" in server.output
+    server.until(lambda: server.model_status("chat")["replicas_ready"] == 2, 60)
+    assert len(before & set(server.replicas("chat"))) == 1
+    server.until(lambda: quiet(server), 10)
+
+
 def test_tokens_and_times_are_on_the_metrics_page_and_in_status(server: Server) -> None:
     page = server.metrics()
     assert metric(page, "headrace_output_tokens_total", model="chat") > 100

@@ -111,6 +111,17 @@ def test_what_was_shown_is_counted_among_what_was_refused(start: Start) -> None:
     assert dict(driver.dispatcher.snapshot(driver.now).offered.refused) == {"replica_lost": 1}
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_flow_pays_for_what_was_shown_before_its_replica_was_lost(
+    start: Start, streams: bool
+) -> None:
+    driver, lease = running(start, streams=streams, retryable=False)
+    driver.moves(lease, 100, 9, at=0.2)
+    driver.close(lease, LeaseEnd.LOST)
+    (flow,) = driver.dispatcher.snapshot(driver.now).flows
+    assert (flow.served_s > 0) is streams
+
+
 # ---- copies and probes
 
 RACES = HedgeParameters(fixed_delay_s=0.01, budget=10.0, max_utilisation=1.0)

@@ -26,6 +26,7 @@ from runtimes.generation.runtime import LanguageModelRuntime
 from runtimes.generation.scheduler import Shape
 from runtimes.torch import causal
 from runtimes.types import RuntimeSettings, StreamRequest, StreamRuntime
+from runtimes.warmup import STARVED_CHECKS
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -161,6 +162,55 @@ async def test_a_network_that_fails_fails_what_it_was_asked_alone(
     with pytest.raises(RunError, match="broken"):
         await ids(runtime, [13])
     assert len(await ids(runtime, [5], max_tokens=3)) == 3
+    await runtime.close()
+
+
+@on_one_loop
+async def test_a_network_that_reads_nothing_any_more_is_lost_with_all_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that its last step was not for, and those that come; and it says why."""
+    runtime = catalog.create_stream(settings(folder, max_sequences=1, step_tokens=64))
+    await runtime.load()
+    running = asyncio.create_task(ids(runtime, [5], max_tokens=500))
+    await until_running(runtime)
+    waits = asyncio.create_task(ids(runtime, [7]))
+
+    def fails(self: causal.CausalModel, parts: list[Part]) -> object:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(causal.CausalModel, "step", fails)
+    ends = await asyncio.gather(running, waits, return_exceptions=True)
+    assert [type(end) for end in ends] == [RunError, Unhealthy]
+    for asks in (runtime.health(), ids(runtime, [5])):
+        with pytest.raises(Unhealthy, match="the device is gone"):
+            await asks
+    await runtime.close()
+
+
+@on_one_loop
+@pytest.mark.parametrize("for_ever", [False, True])
+async def test_a_network_without_memory_is_lost_after_a_while(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, for_ever: bool
+) -> None:
+    runtime = catalog.create_stream(settings(folder))
+    await runtime.load()
+    step = causal.CausalModel.step
+
+    def fails(self: causal.CausalModel, parts: list[Part]) -> object:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(causal.CausalModel, "step", fails)
+    for _ in range(STARVED_CHECKS - (not for_ever)):
+        with pytest.raises(RunError, match="none left"):
+            await ids(runtime, [5])
+    if for_ever:
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unhealthy, match="no memory"):
+            await runtime.health()
+    else:
+        monkeypatch.setattr(causal.CausalModel, "step", step)
+        assert len(await ids(runtime, [5], max_tokens=3)) == 3
     await runtime.close()
 
 

@@ -51,6 +51,7 @@ class Kind(IntEnum):
     STEPS = 23  # replica: what all of this gateway's requests have produced since the last STEPS
     GOAWAY = 24  # either: no new lease after this; the replica ends once it has seen the gateway's
     UNSENT = 25  # replica: it is well, but its answer could not be sent, and why
+    ENDED = 26  # replica: all its leases are lost, because its engine is, and why
 
 
 LATER_KINDS = range(32, 64)  # of versions to come: such a frame is skipped
@@ -59,7 +60,16 @@ GATEWAY_KINDS = frozenset(
      *LATER_KINDS}
 )  # fmt: skip
 REPLICA_KINDS = frozenset(
-    {Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.UNSENT, Kind.STEPS, Kind.GOAWAY, *LATER_KINDS}
+    {
+        Kind.STARTED,
+        Kind.REPLY,
+        Kind.FAULT,
+        Kind.UNSENT,
+        Kind.STEPS,
+        Kind.GOAWAY,
+        Kind.ENDED,
+        *LATER_KINDS,
+    }
 )
 
 

@@ -49,6 +49,7 @@ class ModelStatus(TypedDict):
     # By replica on a GPU, once it has answered: as in `DeviceMemory`.
     device_memory_bytes: dict[str, dict[str, int | None]]
     ejected: list[str]  # replicas that a gateway leaves out as outliers
+    ended: dict[str, tuple[float, str]]  # replicas that lately ended: seconds ago, and why
     profile: str  # where the model's costs come from
     start_s: dict[str, float]  # seconds of each phase of its latest start
 
@@ -132,6 +133,7 @@ def _model(name: str, target: int, known: RegistryStatus) -> ModelStatus:
             uid: asdict(said) for s in seen for uid, said in s.device_memory.items()
         },
         ejected=sorted({replica for s in seen for replica in s.ejected}),
+        ended={replica: said for s in seen for replica, said in s.ended.items()},
         profile=live.profile_from if live else "",
         start_s=dict(starts[-1]) if starts else {},
     )

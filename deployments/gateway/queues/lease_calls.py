@@ -83,6 +83,8 @@ class PeerQueueDepth:
 
 
 UNREACHED_RETRY_S = 0.01  # after which a replica without a connection may get a lease again
+_MAX_REASON = 1000  # bytes
+_KEEPS_LOST, _KEEPS_LOST_S = 8, 600.0  # replicas that have said why they end; for status
 _LATE_EVERY_S = 1.0  # how often leases are checked against their `limit_s`
 _HEARD_EVERY_S = 0.2  # how often a replica's messages count as a sign of life; below any wait
 logger = logging.getLogger("headrace.queue")
@@ -130,6 +132,7 @@ class LeaseCalls(Generic[S]):
         self._heard_at: dict[str, float] = {}  # by replica: its last sign of life passed on
         self._timer: asyncio.TimerHandle | None = None  # runs while a lease is out
         self.ends = dict.fromkeys(BatchEnd, 0)  # leases that have ended, ever, by how
+        self._ended: dict[str, tuple[float, str]] = {}  # by replica: when it said so, and why
         channel.listener = self
 
     @property
@@ -141,6 +144,13 @@ class LeaseCalls(Generic[S]):
     def count(self) -> int:
         """How many leases are out."""
         return len(self._sent)
+
+    @property
+    def ended(self) -> dict[str, tuple[float, str]]:
+        """Replicas that have lately said that they end: seconds ago, and why."""
+        now = monotonic()
+        aged = {uid: (now - at, why) for uid, (at, why) in self._ended.items()}
+        return {uid: said for uid, said in aged.items() if said[0] < _KEEPS_LOST_S}
 
     def find(self, lease_id: int) -> S | None:
         """The lease, or None: it has ended."""
@@ -179,6 +189,10 @@ class LeaseCalls(Generic[S]):
     def _started(self, sent: S) -> None:
         """The replica has started the lease."""
         raise NotImplementedError
+
+    def _returns(self, sent: S) -> bool:
+        """Whether a replica that says that it ends has never begun the lease."""
+        return False
 
     def _failed(self, sent: S) -> None:
         """The gateway itself failed on the lease: end its requests, so that no caller is left
@@ -229,11 +243,30 @@ class LeaseCalls(Generic[S]):
         raise NotImplementedError
 
     def link_lost(self, replica_id: str, reason: str) -> None:
+        self._lose(replica_id, reason)
+
+    def _lose(self, replica_id: str, reason: str) -> None:
+        """What is out there will not be answered."""
         lost = self._by_replica.get(replica_id)
         if lost:
             logger.warning("replica %s lost %d leases: %s", replica_id, len(lost), reason)
             for sent in list(lost.values()):
                 self._end(sent, LeaseEnd.LOST)
+
+    def _take_end(self, replica_id: str, reason: str) -> None:
+        """The replica ends by itself. What it has not begun is placed again free of charge: frames
+        come in order, so it has not."""
+        logger.error("replica %s ends: %s", replica_id, reason)
+        self._ended.pop(replica_id, None)
+        self._ended[replica_id] = monotonic(), reason
+        while len(self._ended) > _KEEPS_LOST:
+            del self._ended[next(iter(self._ended))]
+        for sent in list(self._by_replica.get(replica_id, {}).values()):
+            if self._returns(sent):
+                sent.at_replica = False
+                self._end(sent, LeaseEnd.BUSY, Report(retry_in_s=UNREACHED_RETRY_S))
+        self._lose(replica_id, reason)
+        raise FrameError(reason)
 
     def received(self, replica_id: str, frame: Frame) -> None:
         """Take in a message of a replica. One that makes no sense fails its own lease and no
@@ -250,6 +283,10 @@ class LeaseCalls(Generic[S]):
             if frame.kind is Kind.STARTED:
                 if sent is not None:
                     self._started(sent)
+            elif frame.kind is Kind.ENDED:
+                self._take_end(
+                    replica_id, bytes(frame.body[:_MAX_REASON]).decode("utf-8", "replace")
+                )
             elif frame.kind in (Kind.FAULT, Kind.UNSENT):
                 self._lost_at_replica(replica_id, frame, sent)
             else:

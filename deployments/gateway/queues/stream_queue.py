@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from deployments.contract import errors
@@ -126,11 +126,14 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self.device_memory = {uid: memory for uid, memory in said if uid in self.loads}
         self._owner.links_changed()
 
-    def link_lost(self, replica_id: str, reason: str) -> None:
+    def _lose(self, replica_id: str, reason: str) -> None:
         there = [run for run in self._by_replica.get(replica_id, {}).values() if run.begun]
         if there:
             self._owner.replica_lost(replica_id, there)
-        super().link_lost(replica_id, reason)
+        super()._lose(replica_id, reason)
+
+    def _returns(self, run: StreamRun) -> bool:
+        return not run.begun
 
     def _message(self, run: StreamRun) -> tuple[Kind, Sequence[Buffer]] | None:
         if not self._owner.takes(run.pending):
@@ -485,8 +488,10 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
-        """The run has ended without a last piece."""
+        """The run has ended without a last piece. What its caller was shown is paid."""
         if self._is_live(run):
+            if run.pending.begun and not self._races(run):
+                report = replace(report, tokens=run.pending.tokens)
             self._unanswered(run)
         self._step(Closed(run.lease.lease_id, end, report), clock())
 

@@ -332,6 +332,7 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         links=replace(model.channel.counts),
         device_memory=queue.device_memory,
         memory_faults=queue.memory_faults,
+        ended=queue.calls.ended,
     )
 
 

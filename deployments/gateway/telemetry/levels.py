@@ -37,6 +37,7 @@ class ModelLevels:
     `reached`: replicas with a connection that stands; `links`: what went over the connections.
     `asleep`: it answers without a replica. `outlook`: what the autoscaler last said of it.
     `device_memory`: of each replica on a GPU; `memory_faults`: runs that devices had no memory for.
+    `ended`: replicas that have lately said that they end, seconds ago and why.
     """
 
     model: str
@@ -55,6 +56,7 @@ class ModelLevels:
     outlook: ModelOutlook | None = None
     device_memory: Mapping[str, DeviceMemory] = field(default_factory=dict)
     memory_faults: int = 0
+    ended: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> ModelSnapsho
         asleep=levels.asleep,
         cost_fit=astuple(levels.coefficients),
         device_memory=dict(levels.device_memory),
+        ended=dict(levels.ended),
     )
 
 

@@ -88,7 +88,7 @@ def _title(snapshot: StatusSnapshot) -> Text:
 
 def _details(model: ModelStatus) -> Iterator[Text]:
     """Lines on a model: its start, waiting rows by length and tenant, engines, GPUs, ejected
-    replicas, profile."""
+    and lost replicas, profile."""
     if model["reason"]:
         yield _detail(model, _OF_REASON.get(model["state"], "has a replica that cannot start"),
                       [model["reason"]])  # fmt: skip
@@ -108,6 +108,8 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         yield _detail(model, "on GPUs", _memory_parts(model))
     if model["ejected"]:
         yield _detail(model, "slow replicas left out", model["ejected"])
+    for replica, (ago_s, why) in model["ended"].items():
+        yield _detail(model, f"lost {replica} {_seconds(ago_s)} ago", [why])
     if model["profile"]:
         yield _detail(model, "costs", [model["profile"]])
 

@@ -346,13 +346,16 @@ async def test_a_stream_whose_replica_dies_ends_with_the_apis_own_event(
     await client.hears(1)
     engines.kill(engines.begun[0][0])
     name, data, *_ = (await client.end()).removeprefix(PIECE).split(b"\n")
-    assert name == b"event: error"
     page = json.loads(data.removeprefix(b"data: "))
     if path == MESSAGES:
+        assert name == b"event: error"
         assert page["error"]["type"] == "api_error"
+        assert page["error"]["usage"] == {"input_tokens": 1, "output_tokens": 1}
         assert page["request_id"] == client.headers[b"request-id"].decode()
     else:
-        assert (page["type"], page["code"]) == ("error", "replica_lost")
+        assert name == b"event: response.failed"
+        assert (page["type"], page["response"]["status"]) == ("response.failed", "failed")
+        assert page["response"]["usage"]["output_tokens"] == 1
         assert page["sequence_number"] == 5
 
 

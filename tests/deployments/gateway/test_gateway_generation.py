@@ -359,6 +359,7 @@ async def test_a_stream_whose_replica_dies_ends_with_an_error_event(
     assert last.endswith(b"\n\n")
     error = json.loads(last.removeprefix(b"data: "))["error"]
     assert (error["type"], error["code"]) == ("server_error", "replica_lost")
+    assert error["usage"] == {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     assert client.over
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -26,6 +28,8 @@ from deployments.replica import describe
 from deployments.replica.stream_core import StreamCore
 from deployments.settings.model import ModelSettings
 from runtimes import catalog
+from runtimes.errors import Unhealthy
+from runtimes.types import StreamRequest
 
 pytestmark = pytest.mark.slow  # OpenAI's client, slow to import
 
@@ -47,8 +51,10 @@ CHAT = {
 class Chats:
     """A stand that listens, and its engines."""
 
-    def __init__(self, stand: Stand, url: str, channel: LocalChannel) -> None:
-        self.stand, self.url, self.channel = stand, url, channel
+    def __init__(
+        self, stand: Stand, url: str, channel: LocalChannel, engines: Sequence[Any]
+    ) -> None:
+        self.stand, self.url, self.channel, self.engines = stand, url, channel, engines
         self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         self.http = httpx.AsyncClient(base_url=url, timeout=10)
 
@@ -101,7 +107,7 @@ async def chats(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        found = Chats(stand, f"http://127.0.0.1:{port}", channel)
+        found = Chats(stand, f"http://127.0.0.1:{port}", channel, runtimes)
         yield found
         await found.client.close()
         await found.http.aclose()
@@ -199,6 +205,57 @@ async def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(chats: Ch
     ends = await asyncio.gather(*tasks)
     broken = [json.loads(end[6:])["error"]["code"] for end in ends if end != "data: [DONE]"]
     assert broken == ["replica_lost"] * running["chat-0"]
+
+
+async def _dies_with(chats: Chats, engine: Any) -> None:
+    """The engine of a replica, while its process lives."""
+    body = json.dumps({"prompt": "deadly", "max_tokens": 1}).encode()
+    with suppress(Unhealthy):
+        async with aclosing(engine.run(StreamRequest("d", "completions", body))) as chunks:
+            await anext(chunks)
+
+
+@pytest.mark.parametrize("chats", [1], indirect=True)
+async def test_the_clients_of_both_makers_are_told_what_is_paid(chats: Chats) -> None:
+    """OpenAI's and Anthropic's own, of an answer that had begun when its engine died."""
+    messages = anthropic.AsyncAnthropic(base_url=chats.url, api_key="none", max_retries=0)
+    asked: Any = {"model": "chat", "stream": True}
+    chat = await chats.client.chat.completions.create(**asked, messages=SAID, max_tokens=300)
+    response = await chats.client.responses.create(**asked, input="hello", max_output_tokens=300)
+    message = await messages.messages.create(**asked, messages=SAID, max_tokens=300)
+    heard: dict[str, list[Any]] = {"chat": [], "response": [], "message": []}
+
+    async def hear(name: str, stream: Any) -> None:
+        async for event in stream:
+            heard[name].append(event)
+
+    streams = {"chat": chat, "response": response, "message": message}
+    ends = [asyncio.create_task(hear(*each)) for each in streams.items()]
+    await until(lambda: min(map(len, heard.values())) > 8)
+    (engine,) = chats.engines
+    await _dies_with(chats, engine)
+    of_chat, of_response, of_message = await asyncio.gather(*ends, return_exceptions=True)
+
+    shown = [each for each in heard["chat"] if each.choices[0].delta.content]
+    assert type(of_chat) is openai.APIError
+    assert of_chat.body["code"] == "replica_lost"
+    assert of_chat.body["usage"]["completion_tokens"] == len(shown)
+
+    assert of_response is None  # the client hands the event on
+    failed = heard["response"][-1]
+    assert type(failed).__name__ == "ResponseFailedEvent"
+    shown = [each for each in heard["response"] if each.type == "response.output_text.delta"]
+    assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
+    assert failed.response.usage.output_tokens == len(shown)
+    assert failed.response.id == heard["response"][0].response.id
+    numbers = [each.sequence_number for each in heard["response"]]
+    assert numbers == list(range(len(numbers)))
+
+    shown = [each for each in heard["message"] if each.type == "content_block_delta"]
+    assert isinstance(of_message, anthropic.APIStatusError)
+    assert of_message.body["error"]["type"] == "api_error"
+    assert of_message.body["error"]["usage"]["output_tokens"] == len(shown)
+    await messages.close()
 
 
 @pytest.mark.parametrize("chats", [3], indirect=True)

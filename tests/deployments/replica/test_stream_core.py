@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from fake_sessions import FakeSession, frame
-from process_ends import Deaths, ProcessEnds
+from process_ends import Deaths
 from told_engine import Told
 
 from deployments.contract.channel.frames import Kind, MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
 from deployments.replica import stream_core
-from deployments.replica.stream_core import StreamCore
+from deployments.replica.stream_core import ENDED_SINCE, StreamCore
 from runtimes.errors import RunError, Unhealthy
 
 
@@ -397,8 +397,11 @@ async def test_a_replica_that_closes_aborts_what_runs_and_tells_so(
 # ---- an engine that has died --------------------------------------------------------------------
 
 
+DIED = "the engine died, and 2 requests with it"
+
+
 @pytest.mark.parametrize("known", ["by a request", "by its health"])
-async def test_the_death_of_an_engine_ends_the_process_before_any_request_has_failed(
+async def test_the_death_of_an_engine_is_told_and_ends_the_process_and_no_request_has_failed(
     engine: Told, gateway: Gateway, deaths: Deaths, known: str
 ) -> None:
     gateway.begin(1, b"a")
@@ -409,11 +412,91 @@ async def test_the_death_of_an_engine_ends_the_process_before_any_request_has_fa
     engine.die(tells=known == "by a request")
     if known == "by its health":
         engine.give(b"b", b"y")
+    await gateway.until(lambda: bool(gateway.ended))
+    assert gateway.ended == [DIED]
+    assert deaths == []  # the gateway may not have read it
+    gateway.leave()
     await turns()
-    assert deaths[0] == "the engine died, and 2 requests with it"
-    assert [(p.lease_id, p.data, p.end) for p in gateway.pieces] == [(2, b"x", None)]
-    engine.end(b"a", Unhealthy("the engine died"))
-    engine.end(b"b", Unhealthy("the engine died"))
+    assert deaths == [DIED]
+    said = [(p.lease_id, p.data, p.end) for p in gateway.pieces]
+    told = [(2, b"x", None), (2, b"y", None)]
+    assert said == told[: 1 + (known == "by its health")]
+    assert gateway.sent[-1] == (Kind.ENDED, 0)
+    assert gateway.was_sent(Kind.GOAWAY) == [0]
+
+
+async def test_what_had_come_before_the_death_is_told_before_it(
+    engine: Told, gateway: Gateway, deaths: Deaths
+) -> None:
+    gateway.full = True
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
+    gateway.begin(3, b"c")
+    await turns()
+    engine.give(b"a", b"all")
+    engine.end(b"a")
+    engine.give(b"b", b"half")
+    await turns()
+    assert gateway.pieces == []
+    engine.die()
+    await gateway.until(lambda: bool(gateway.ended))
+    pieces = [(p.lease_id, p.data, p.end) for p in gateway.pieces]
+    assert pieces == [(1, b"all", StreamEnd.DONE), (2, b"half", None)]
+    assert [kind for kind, _ in gateway.sent[-2:]] == [Kind.STEPS, Kind.ENDED]
+    assert gateway.ended == [DIED]
+    gateway.leave()
+    await turns()
+    assert deaths == [DIED]
+
+
+async def test_a_gateway_that_does_not_go_is_not_waited_for(
+    engine: Told, gateway: Gateway, deaths: Deaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "ENDS_S", 0.01)
+    gateway.begin(1)
+    await turns()
+    engine.die()
+    await gateway.until(lambda: bool(gateway.ended))
+    assert deaths == []
+    await asyncio.sleep(0.05)
+    assert deaths == ["the engine died, and 1 requests with it"]
+
+
+async def test_nothing_begins_at_an_engine_that_has_died(engine: Told, deaths: Deaths) -> None:
+    core = StreamCore(engine, room=4, at_once=1, on_death=deaths.end)
+    gateway = Gateway(core)
+    await turns()
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
+    await turns()
+    engine.die()
+    await gateway.until(lambda: bool(gateway.ended))
+    gateway.begin(3, b"c")
+    other = Gateway(core, "another")
+    await turns()
+    assert gateway.was_sent(Kind.STARTED) == [1]
+    assert [p.end for p in gateway.pieces] == []
+    assert other.ended == gateway.ended
+    assert [each.body for each in engine.asks] == [b"a"]
+    assert core.inflight == 1  # the second, which waits for nothing any more
+    gateway.leave()
+    await turns()
+    assert len(deaths) == 1
+    assert core.inflight == 0
+
+
+async def test_an_older_gateway_is_left_with_the_end_of_its_connection(
+    engine: Told, gateway: Gateway, deaths: Deaths
+) -> None:
+    gateway.version = ENDED_SINCE - 1
+    gateway.begin(1)
+    await turns()
+    engine.die()
+    await gateway.until(lambda: bool(gateway.was_sent(Kind.GOAWAY)))
+    assert gateway.ended == []
+    gateway.leave()
+    await turns()
+    assert len(deaths) == 1
 
 
 async def test_a_replica_that_leaves_ends_so_while_something_runs_and_else_in_its_own_time(
@@ -422,16 +505,27 @@ async def test_a_replica_that_leaves_ends_so_while_something_runs_and_else_in_it
     gateway.begin(1)
     await turns()
     core.leave()
-    engine.ill = True
-    with pytest.raises(ProcessEnds):
-        await core.health()
-    engine.ill = False
     engine.end(b"a")
     await core.until_idle()
     engine.die()
     with pytest.raises(Unhealthy):
         await core.health()
-    assert len(deaths) == 1
+    await turns()
+    assert (gateway.ended, deaths) == ([], [])
+
+
+async def test_a_replica_that_leaves_is_lost_while_something_runs(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    gateway.begin(1)
+    await turns()
+    core.leave()
+    engine.die(tells=False)
+    with pytest.raises(Unhealthy):
+        await core.health()
+    assert gateway.ended == ["the engine died, and 1 requests with it"]
+    gateway.leave()
+    await turns()
 
 
 async def test_an_engine_that_dies_of_its_closing_is_no_death_and_what_came_is_handed_on(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -39,6 +40,12 @@ _ANTHROPICS = {
 }  # fmt: skip
 _OVERLOADED = 529
 _ANTHROPIC_ENDPOINTS = ("messages", "count_tokens")
+_RESPONSE_CODES = {422: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's enumeration
+# What a client has to find in a response; the rest is as the engine began it.
+_NO_RESPONSE: dict[str, Any] = {
+    "id": "", "object": "response", "created_at": 0, "model": "", "output": [], "tools": [],
+    "tool_choice": "auto", "parallel_tool_calls": True, "incomplete_details": None,
+}  # fmt: skip
 _SEQUENCE = re.compile(rb'"sequence_number":(\d{1,18})')
 _LAST_BYTES = 1 << 16  # of a piece, in which its last event's number is looked for
 
@@ -79,6 +86,13 @@ class _EnginesError(msgspec.Struct):
     error: _EnginesDetail
 
 
+class _Created(msgspec.Struct):
+    """The first event of a response that streams."""
+
+    response: dict[str, Any]
+
+
+_created = msgspec.json.Decoder(_Created)
 _engines = msgspec.json.Decoder(_EnginesError)
 
 
@@ -145,19 +159,65 @@ def of_engine(endpoint: str, status: int, body: bytes, request_id: str) -> bytes
     return _anthropic(status, message, request_id)
 
 
-def event(endpoint: str, error: HeadraceError, sent: bytes) -> bytes:
-    """How an answer ends that has begun to stream and cannot go on. `sent`: its last piece."""
+class Paid(NamedTuple):
+    """Tokens of an answer that ends early: all are charged. `cached`: of `prompt`."""
+
+    prompt: int
+    cached: int
+    answer: int
+
+
+def event(
+    endpoint: str, error: HeadraceError, paid: Paid, first: bytes = b"", last: bytes = b""
+) -> bytes:
+    """How an answer ends that has begun to stream and cannot go on: with the API's own error, which
+    says what is paid. `first` and `last`: pieces that were sent."""
+    said = (
+        f"{error.message} ({paid.prompt} tokens of the prompt and {paid.answer} of the answer are "
+        "charged)"
+    )
+    message = without_keys(said)
     if endpoint == "messages":
-        return b"event: error\ndata: " + anthropic_error(error).body + b"\n\n"
-    if endpoint == "responses":
-        number = 0
-        for found in _SEQUENCE.finditer(sent[-_LAST_BYTES:]):
-            number = 1 + int(found[1])
-        detail = _openai_detail(error)
-        page = {"type": "error", "code": detail.code, "message": detail.message,
-                "param": detail.param, "sequence_number": number}  # fmt: skip
+        page = msgspec.json.decode(anthropic_error(error).body)
+        usage = {"input_tokens": paid.prompt, "output_tokens": paid.answer}
+        page["error"] |= {"message": message, "usage": usage}
         return b"event: error\ndata: " + msgspec.json.encode(page) + b"\n\n"
-    return b"data: " + openai_error(error).body + b"\n\n"
+    if endpoint == "responses":
+        failed = _failed_response(first, error, message, paid)
+        page = {"type": "response.failed", "response": failed, "sequence_number": _next(last)}
+        return b"event: response.failed\ndata: " + msgspec.json.encode(page) + b"\n\n"
+    usage = {
+        "prompt_tokens": paid.prompt, "completion_tokens": paid.answer,
+        "total_tokens": paid.prompt + paid.answer,
+    }  # fmt: skip
+    detail = msgspec.to_builtins(_openai_detail(error)) | {"message": message, "usage": usage}
+    return b"data: " + msgspec.json.encode({"error": detail}) + b"\n\n"
+
+
+def _next(sent: bytes) -> int:
+    """The number of the event behind this piece of a response."""
+    number = 0
+    for found in _SEQUENCE.finditer(sent[-_LAST_BYTES:]):
+        number = 1 + int(found[1])
+    return number
+
+
+def _failed_response(
+    first: bytes, error: HeadraceError, message: str, paid: Paid
+) -> dict[str, Any]:
+    """The response as its first event described it, failed."""
+    made: dict[str, Any] = dict(_NO_RESPONSE)
+    begun = first.partition(b"\n\n")[0].partition(b"\ndata: ")[2]
+    with suppress(msgspec.DecodeError):
+        made |= _created.decode(begun).response
+    usage = {
+        "input_tokens": paid.prompt, "input_tokens_details": {"cached_tokens": paid.cached},
+        "output_tokens": paid.answer, "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": paid.prompt + paid.answer,
+    }  # fmt: skip
+    code = _RESPONSE_CODES.get(error.status, "server_error")
+    failure = {"status": "failed", "error": {"code": code, "message": message}, "usage": usage}
+    return made | failure
 
 
 def openai_type(status: int) -> str:

@@ -32,6 +32,7 @@ SEEN = ModelSnapshot(
     rows_by_bucket={"64": 5, "512": 2},
     rows_by_tenant={"acme": 7},
     ejected=["r#2"],
+    ended={"r#0": (3.0, "its engine died")},
     device_memory={"r#1": DeviceMemory(1, 3, 80)},
 )
 OTHER = replace(
@@ -41,6 +42,7 @@ OTHER = replace(
     rows_by_bucket={"64": 1, "128": 6},
     rows_by_tenant={"acme": 4, "a": 3},
     ejected=["r#1", "r#2"],
+    ended={"r#3": (1.0, "its engine hung")},
     device_memory={"r#2": DeviceMemory(None, 4, 80)},
 )
 
@@ -65,6 +67,7 @@ def test_rows_leases_and_drift_are_sums_over_gateways(raw: RegistryStatus) -> No
     assert (device["oldest_wait_s"], device["replicas_ready"]) == (0.5, 2)
     assert list(device["rows_by_bucket"].items()) == [("64", 6), ("128", 6), ("512", 2)]
     assert device["ejected"] == ["r#1", "r#2"]
+    assert device["ended"] == {"r#0": (3.0, "its engine died"), "r#3": (1.0, "its engine hung")}
     assert device["rows_by_tenant"] == {"a": 3, "acme": 11}
     assert (starting["state"], starting["waiting_rows"]) == ("starting", 0)
     assert (starting["runtime"], starting["replicas"], starting["replicas_ready"]) == (

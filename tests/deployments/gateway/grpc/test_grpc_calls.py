@@ -487,9 +487,10 @@ async def test_an_engine_that_fails_in_a_stream_is_told_in_it(
     begun = await engines.until_begun(1)
     engines.say(begun.lease_id, piece("Once"), tokens=(2, 0, 1))
     assert texts((await call.read()).infer_response) == [b"Once"]
-    engines.kill("chat-0")
+    engines.die("chat-0")
     refusal = await call.read()
-    assert refusal.error_message
+    paid = "(2 tokens of the prompt and 1 of the answer are charged)"
+    assert refusal.error_message == f"the replica that generated this answer was lost {paid}"
     assert refusal.infer_response.id == "p"
 
 

@@ -31,6 +31,7 @@ MODEL: ModelStatus = {
     "engines": {},
     "device_memory_bytes": {},
     "ejected": [],
+    "ended": {},
     "profile": "",
 }
 SNAPSHOT: StatusSnapshot = {
@@ -93,6 +94,13 @@ def test_replicas_that_are_left_out_are_named() -> None:
     assert "slow" not in shown(SNAPSHOT)
     slow: ModelStatus = {**MODEL, "ejected": ["r#1", "r#2"]}
     assert "[red]m slow replicas left out: r#1, r#2\n" in shown({**SNAPSHOT, "models": [slow]})
+
+
+def test_replicas_that_have_ended_are_named_with_the_reason() -> None:
+    assert "lost" not in shown(SNAPSHOT)
+    less: ModelStatus = {**MODEL, "ended": {"r#1": (12.0, "its engine died, and 3 requests")}}
+    line = "[red]m lost r#1 12.0 s ago: its engine died, and 3 requests\n"
+    assert line in shown({**SNAPSHOT, "models": [less]})
 
 
 @pytest.mark.parametrize(

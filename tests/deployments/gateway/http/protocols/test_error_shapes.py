@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -106,20 +107,60 @@ def test_an_engines_refusal_is_told_in_the_shape_of_the_endpoint() -> None:
     assert odd["error"]["type"] == "invalid_request_error"
 
 
-def test_an_event_that_ends_a_stream_has_the_form_of_its_api() -> None:
+PAID = error_shapes.Paid(12, 4, 3)
+SAID = "gone (12 tokens of the prompt and 3 of the answer are charged)"
+
+
+def page_of(event: bytes) -> tuple[bytes, Any]:
+    """Of the one event: its name and its page."""
+    assert event.endswith(b"\n\n")
+    name, data = event.rstrip(b"\n").rsplit(b"data: ", 1)
+    return name.strip(), json.loads(data)
+
+
+def test_an_event_that_ends_a_stream_has_the_form_of_its_api_and_says_what_is_paid() -> None:
     error = errors.ReplicaLost("gone")
     for endpoint in ("chat", "completions"):
-        event = error_shapes.event(endpoint, error, b"")
-        assert event.startswith(b"data: ")
-        assert event.endswith(b"\n\n")
-        assert json.loads(event[6:])["error"]["code"] == "replica_lost"
-    name, data = error_shapes.event("messages", error, b"").split(b"\n", 1)
-    assert name == b"event: error"
-    assert json.loads(data.removeprefix(b"data: "))["error"]["type"] == "api_error"
+        name, page = page_of(error_shapes.event(endpoint, error, PAID))
+        assert (name, page) == (b"", {"error": {
+            "message": SAID, "type": "server_error", "param": None, "code": "replica_lost",
+            "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
+        }})  # fmt: skip
+    name, page = page_of(error_shapes.event("messages", error, PAID))
+    assert (name, page["type"]) == (b"event: error", "error")
+    usage = {"input_tokens": 12, "output_tokens": 3}
+    assert page["error"] == {"type": "api_error", "message": SAID, "usage": usage}
+
+
+def test_a_response_that_fails_is_the_one_that_began() -> None:
+    error = errors.ReplicaLost("gone")
+    begun = {"id": "resp_1", "object": "response", "created_at": 5, "model": "m", "error": None,
+             "instructions": "be\n\nbrief", "status": "in_progress", "usage": None}  # fmt: skip
+    first = b"event: response.created\ndata: " + json.dumps({"response": begun}).encode() + b"\n\n"
     sent = b'data: {"sequence_number":7}\n\nevent: a\ndata: {"sequence_number":8}\n\n'
-    name, data = error_shapes.event("responses", error, sent).split(b"\n", 1)
-    assert name == b"event: error"
-    assert json.loads(data.removeprefix(b"data: ")) == {
-        "type": "error", "code": "replica_lost", "message": "gone", "param": None,
-        "sequence_number": 9,
+    name, page = page_of(error_shapes.event("responses", error, PAID, first + sent, sent))
+    assert name == b"event: response.failed"
+    assert (page["type"], page["sequence_number"]) == ("response.failed", 9)
+    usage = {
+        "input_tokens": 12, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 15,
     }  # fmt: skip
+    failure = {"code": "server_error", "message": SAID}
+    failed = {**begun, "status": "failed", "error": failure, "usage": usage}
+    assert {**page["response"], **failed} == page["response"]
+
+
+@pytest.mark.parametrize("first", [b"", b"event: x\ndata: {", b'data: {"response": 3}\n\n'])
+def test_a_response_of_which_no_beginning_is_known_fails_in_the_same_shape(first: bytes) -> None:
+    error = errors.OverOwnLimit("enough")
+    _, page = page_of(error_shapes.event("responses", error, PAID, first, first))
+    assert page["response"]["status"] == "failed"
+    assert page["response"]["error"]["code"] == "rate_limit_exceeded"
+    assert page["response"]["object"] == "response"
+    assert page["sequence_number"] == 0
+
+
+def test_what_looks_like_a_key_is_not_told_at_the_end_of_a_stream() -> None:
+    error = errors.Unauthorized("the key sk-abcdefghijklmnopqrstuvwxyz0123456789 has ended")
+    for endpoint in ("chat", "completions", "messages", "responses"):
+        assert b"sk-abcdef" not in error_shapes.event(endpoint, error, PAID)
