@@ -13,12 +13,12 @@ Source: the weights are VTC's (Fairness in Serving LLMs, OSDI'24).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from routers.api.requests import NO_TOKENS, Generation, Request, Tokens
 from routers.api.settings import GenerationParameters
-from routers.api.snapshot import GenerationSnapshot
+from routers.api.snapshot import CachedTokens, GenerationSnapshot
 from routers.estimates.adapters import AdapterAccount
 from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.output_lengths import OutputLengths
@@ -87,7 +87,9 @@ class Generations:
         self.lengths = OutputLengths(settings.output_tokens)
         self.tree = PrefixTree(settings.max_blocks)
         self.adapters = AdapterAccount(settings.adapters_resident)
-        self.trust = 1.0  # of the tokens predicted to be cached, the share that lately was
+        self.trust = 1.0  # of the tokens estimated to be cached, the share that lately was
+        # At replicas that tell what they hold, and at the others.
+        self.told, self.estimated = CachedTokens(), CachedTokens()
         self._answers = 0
         self._answer_tokens = 0.0  # weighted tokens of a request, mean of those answered lately
         self.adopt(settings, frozen=frozen)
@@ -112,8 +114,8 @@ class Generations:
         blocks = generation.blocks if self.settings.affinity == "prefix" else ()
         plan = GenerationPlan(tenant, prompt, most, sequences, blocks, output, max(output, reserve))
         if blocks:
-            known = self.tree.matches(blocks)
-            plan.cached = self.cached(plan, max(known.values(), default=0))
+            known = [self.cached(plan, each) for each in self.tree.matches(blocks)]
+            plan.cached = max(known, default=0)
         if self.settings.adapters_resident:
             plan.adapter = generation.adapter
             self.adapters.asked(plan.adapter)
@@ -135,15 +137,20 @@ class Generations:
         read = max(0, tokens.input - tokens.cached)
         return read * settings.input_weight + tokens.output * settings.output_weight
 
-    def cached(self, plan: GenerationPlan, blocks: int) -> int:
-        """Prompt tokens that need not be read where so many blocks of the prompt are known."""
-        return min(int(self.trust * blocks * self.settings.block_tokens), plan.prompt - 1)
+    def cached(self, plan: GenerationPlan, replica_id: str) -> int:
+        """Prompt tokens that this replica need not read, by the blocks that are known there."""
+        tokens = self.tree.match(replica_id, plan.blocks) * self.settings.block_tokens
+        trust = 1.0 if self.tree.is_told(replica_id) else self.trust
+        return max(0, min(int(trust * tokens), plan.prompt - 1))
 
     def known(self, plan: GenerationPlan, replica_id: str, *, session: bool) -> int:
         """Prompt tokens that this replica need not read. `session`: it served the last request of
-        the same session."""
-        cached = self.cached(plan, self.tree.match(replica_id, plan.blocks)) if plan.blocks else 0
-        return max(cached, int(_SESSION_SAVES * plan.prompt)) if session else max(0, cached)
+        the same session. What it has answered since is not among the blocks that are known; but if
+        it says that it has not even the prompt's first block, it has dropped all."""
+        cached = self.cached(plan, replica_id)
+        if session and not (plan.blocks and not cached and self.tree.is_told(replica_id)):
+            return max(cached, int(_SESSION_SAVES * plan.prompt))
+        return cached
 
     def left(self, plan: GenerationPlan, so_far: int) -> float:
         """Output tokens still to come that room is kept for, once `so_far` have come."""
@@ -168,13 +175,24 @@ class Generations:
         block_tokens = self.settings.block_tokens
         if not plan.blocks or not block_tokens:
             return 0
-        cached = self.cached(plan, self.tree.match(replica_id, plan.blocks))
+        cached = self.cached(plan, replica_id)
         self.tree.read(replica_id, plan.blocks, int(capacity // block_tokens))
-        return max(0, cached)
+        return cached
 
-    def found(self, predicted: int, cached: int) -> None:
-        """So many prompt tokens were cached, where `predicted` had been predicted."""
-        if predicted > 0 and not self.frozen:
+    def ended(self, plan: GenerationPlan, replica_id: str) -> None:
+        """The request's lease at this replica has closed."""
+        if plan.adapter:
+            self.adapters.ended(replica_id, plan.adapter)
+        self.tree.done(replica_id, plan.blocks)
+
+    def found(self, running: RunningGeneration, cached: int, replica_id: str) -> None:
+        """So many of its prompt's tokens were cached at this replica."""
+        predicted, told = running.cached, self.tree.is_told(replica_id)
+        if running.plan.blocks:
+            account = self.told if told else self.estimated
+            account.predicted += predicted
+            account.found += cached
+        if predicted > 0 and not told and not self.frozen:
             share = min(1.0, cached / predicted * self.trust)
             self.trust += _TRUST_GAIN * (max(_MIN_TRUST, share) - self.trust)
 
@@ -199,5 +217,8 @@ class Generations:
             max_leases=speed.max_leases,
             blocks=len(self.tree),
             trust=self.trust,
+            told_replicas=self.tree.told_replicas,
+            told=replace(self.told),
+            estimated=replace(self.estimated),
             histories=len(self.lengths),
         )
