@@ -12,6 +12,7 @@ Source: the weights are VTC's (Fairness in Serving LLMs, OSDI'24).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
@@ -29,6 +30,7 @@ _TRUST_GAIN = 0.05
 _MIN_TRUST = 0.02  # so that an engine that begins to cache is noticed
 _ANSWER_GAIN = 0.02  # the least weight of a new answer in the mean of what requests take
 _SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
+_MAX_SESSIONS = 10_000
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class GenerationPlan:
     cached: int = 0  # prompt tokens that the replica that knows most of it need not read
     waits_at: str = ""  # the replica that saves room for it; "": none does
     adapter: str = ""  # that its replica must have; "": none
+    session: str = ""  # that it is a turn of; "": none
 
     @property
     def room(self) -> float:
@@ -75,6 +78,16 @@ class RunningGeneration:
     loads: bool = False  # its replica has to load its adapter
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The last one of a session: its prompt had so many whole blocks, of which this was the last,
+    and so many tokens with its answer."""
+
+    blocks: int
+    last: int
+    tokens: int
+
+
 class Generations:
     """Plans requests that generate, and learns from them."""
 
@@ -88,6 +101,7 @@ class Generations:
         self.tree = PrefixTree(settings.max_blocks)
         self.adapters = AdapterAccount(settings.adapters_resident)
         self.trust = 1.0  # of the tokens estimated to be cached, the share that lately was
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # by session, used least lately first
         # At replicas that tell what they hold, and at the others.
         self.told, self.estimated = CachedTokens(), CachedTokens()
         self._answers = 0
@@ -116,6 +130,7 @@ class Generations:
         if blocks:
             known = [self.cached(plan, each) for each in self.tree.matches(blocks)]
             plan.cached = max(known, default=0)
+        plan.session = request.session
         if self.settings.adapters_resident:
             plan.adapter = generation.adapter
             self.adapters.asked(plan.adapter)
@@ -145,12 +160,18 @@ class Generations:
 
     def known(self, plan: GenerationPlan, replica_id: str, *, session: bool) -> int:
         """Prompt tokens that this replica need not read. `session`: it served the last request of
-        the same session. What it has answered since is not among the blocks that are known; but if
-        it says that it has not even the prompt's first block, it has dropped all."""
+        the same session. Its answer is not among the blocks that are known. A replica that tells
+        what it holds has it, as long as it has all of that request's prompt."""
         cached = self.cached(plan, replica_id)
-        if session and not (plan.blocks and not cached and self.tree.is_told(replica_id)):
+        if not session:
+            return cached
+        turn = self._turns.get(plan.session)
+        if turn is None or not self.tree.is_told(replica_id):
             return max(cached, int(_SESSION_SAVES * plan.prompt))
-        return cached
+        if plan.blocks[turn.blocks - 1 : turn.blocks] != (turn.last,):
+            return cached  # the prompt does not go on from there
+        holds = self.tree.match(replica_id, plan.blocks) >= turn.blocks
+        return max(cached, min(turn.tokens, plan.prompt - 1)) if holds else cached
 
     def left(self, plan: GenerationPlan, so_far: int) -> float:
         """Output tokens still to come that room is kept for, once `so_far` have come."""
@@ -198,6 +219,13 @@ class Generations:
 
     def answered(self, plan: GenerationPlan, tokens: Tokens) -> None:
         """The request has ended after so many tokens."""
+        if plan.session and plan.blocks:
+            answer = tokens.output // plan.sequences
+            turn = _Turn(len(plan.blocks), plan.blocks[-1], tokens.input + answer)
+            self._turns[plan.session] = turn
+            self._turns.move_to_end(plan.session)
+            if len(self._turns) > _MAX_SESSIONS:
+                self._turns.popitem(last=False)
         self.lengths.learn(plan.tenant, plan.prompt, tokens.output / plan.sequences)
         if not self.frozen:
             self._answers += 1
