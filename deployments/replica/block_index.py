@@ -78,18 +78,19 @@ class BlockIndex(BlockAccount):
         if asked is None or not blocks or not self.known:
             return
         changes: dict[int, bool] = {}
+        known, names, held = self._blocks, self._hashes, self._held
         count, last = asked.tokens or tokens, len(blocks)
         for at, each in enumerate(asked.hashes, 1):
-            block = blocks[max(min(at * tokens // count, last), 1) - 1]
-            before = self._blocks.pop(each, None)
-            was_held = before is not None and before[0] in self._held
-            if before is not None and before[0] != block:
+            block = blocks[(min(at * tokens // count, last) or 1) - 1]
+            before, is_held = known.pop(each, None), block in held
+            known[each] = block, number  # behind all others
+            if before is not None and before[0] == block:
+                continue
+            if before is not None:
                 self._unlink(each, before[0])
-            if before is None or before[0] != block:
-                self._hashes[block] = (*self._hashes.get(block, ()), each)
-            self._blocks[each] = block, number
-            if was_held is not (block in self._held):
-                changes[each] = not was_held
+            names[block] = (*names[block], each) if block in names else (each,)
+            if is_held is not (before is not None and before[0] in held):
+                changes[each] = is_held
         self._forget(changes)
         self._tell(changes)
 
@@ -109,7 +110,8 @@ class BlockIndex(BlockAccount):
         for block in stored:
             if block not in self._held:
                 self._held.add(block)
-                changes.update(dict.fromkeys(self._hashes.get(block, ()), True))
+                for each in self._hashes.get(block, ()):
+                    changes[each] = True
         for block in removed:
             if block in self._held:
                 self._held.discard(block)
