@@ -166,7 +166,8 @@ class _GatewayStream:
     def __init__(self, link: GatewayConnection, blocks: BlockIndex) -> None:
         self.link = link
         self.outbox = Outbox()
-        self.blocks = ToldBlocks(blocks, self.outbox.wake)
+        # None: of a version that cannot be told.
+        self.blocks = ToldBlocks(blocks, self.outbox.wake) if link.version > 3 else None
         self.running: dict[int, _StreamRun] = {}
         self.seen = 0
         self.open = True
@@ -179,7 +180,8 @@ class _GatewayStream:
     def close(self) -> None:
         """Close after what is in the outbox has been sent."""
         self.open = False
-        self.blocks.close()
+        if self.blocks is not None:
+            self.blocks.close()
         self.outbox.wake()
 
 
@@ -258,7 +260,7 @@ class StreamCore:
             run = stream.running.get(frame.lease_id)
             if run is not None:
                 run.cancel()  # its last piece follows when the engine has freed what it held
-        elif frame.kind is Kind.BLOCKS:
+        elif frame.kind is Kind.BLOCKS and stream.blocks is not None:
             stream.blocks.begins_anew()
         else:
             raise MessageError(f"{frame.kind.name} to a replica that generates")
@@ -348,7 +350,7 @@ class StreamCore:
         if ends or self._turns.has_news(gateway, now):
             shares = SharesMessage(*self._turns.report(gateway, now))
         held = len(stream.running) + stream.outbox.ends
-        blocks = stream.blocks.take(now, ends=ends) if stream.link.version > 3 else None
+        blocks = stream.blocks.take(now, ends=ends) if stream.blocks is not None else None
         return StepMessage(
             pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written,
             self.device_memory, blocks,
