@@ -448,8 +448,10 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         left_s = max(pending.request.expires - now, 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
         input_s, output_s = self._prices.at(self._settings.generation, self.snapshot, now)
-        tells = self.calls.tells_blocks(lease.replica_id)
-        hashes = packed(prompt.generation.blocks) if tells else b""
+        generation = self._settings.generation
+        wanted = generation is not None and generation.affinity == "prefix"
+        told = wanted and self.calls.tells_blocks(lease.replica_id)
+        hashes = packed(prompt.generation.blocks) if told else b""
         return GenerateCall(
             prompt.endpoint, prompt.body, left_s, priority, prompt.salt, lease.rank, lease.charges,
             waiting, input_s, output_s, hashes, prompt.hashed_tokens if hashes else 0,
