@@ -159,6 +159,33 @@ class Adapter:
     files: Callable[[], tuple[Path, str]]
 
 
+class BlockAccount:
+    """An engine tells it which blocks of prompts its cache holds; this one does not listen, see
+    `deployments.replica.block_index`. Blocks are numbers, each for all tokens up to its end."""
+
+    known = False  # whether what the engine holds is known here
+
+    def ask(self, hashes: tuple[int, ...], tokens: int) -> int:
+        """A request has come, with `StreamRequest.hashes`: its number, for the calls below."""
+        return 0
+
+    def locate(self, number: int, blocks: Sequence[int], tokens: int) -> None:
+        """The engine knows the request's prompt as these whole blocks, of so many tokens in all.
+        Only the first call counts."""
+
+    def done(self, number: int) -> None:
+        """The request has ended."""
+
+    def update(self, stored: Sequence[int], removed: Sequence[int]) -> None:
+        """The engine holds these blocks now, and then no longer those."""
+
+    def replace(self, blocks: Sequence[int]) -> None:
+        """The engine holds these blocks and no others; from now on `update` tells of changes."""
+
+    def lose(self) -> None:
+        """What the engine holds is not known until `replace` says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
     """What a backend needs to load one model. The replica makes it from the settings file."""
@@ -191,6 +218,7 @@ class RuntimeSettings:
     adapters_resident: int = 0  # that an engine holds at once; 0: it has none
     max_lora_rank: int = 0  # of any of them, unless the options say it
     sleeps: bool = False  # `Sleeping.sleep` is to give a GPU's memory back
+    blocks: BlockAccount = field(default_factory=lambda: BlockAccount(), compare=False)
     # Called with (phase, fraction 0..1); phases: staging, compiling, verifying, warming.
     progress: Callable[[str, float], None] = lambda phase, fraction: None
 
@@ -324,6 +352,9 @@ class StreamRequest:
     body: bytes  # the caller's JSON in the form of the endpoint, unchanged
     priority: int = 0  # 0 is the most urgent
     salt: str = ""  # only requests of the same salt share cached prompts, whatever the body says
+    # Of the prompt's blocks, as the caller cuts it into tokens; for `RuntimeSettings.blocks`.
+    hashes: tuple[int, ...] = ()
+    hashed_tokens: int = 0  # of the whole prompt, as the caller counts
 
 
 @dataclass(frozen=True, slots=True)

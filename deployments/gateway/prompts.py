@@ -62,7 +62,7 @@ def prompt_of(
     total = sum(lengths) + call.extra_tokens
     return Prompt(
         call.endpoint, call.body, max(tokens, 1), generation, call.streams, total, salt,
-        fingerprint,
+        fingerprint, len(ids[0]),
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from deployments.process.sockets import server_tls
 from deployments.replica import backend_env, describe, known_costs
 from deployments.replica.artifacts.local_model import LocalAdapters, local_model
 from deployments.replica.backend_env import reserved_cpus
+from deployments.replica.block_index import BlockIndex
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.device import DeviceWorker, FailedRows, hang_limits
 from deployments.replica.device_memory import MemoryCap, gpus_of, watch_device_memory
@@ -373,8 +374,9 @@ class StreamReplica(ModelReplica):
         assert self._runtime is not None
         at_once = self._runtime.limits().max_sequences
         core = self._core = StreamCore(
-            self._runtime, at_once * WAITING_SHARE, at_once, on_death=self._end_process
-        )
+            self._runtime, at_once * WAITING_SHARE, at_once, on_death=self._end_process,
+            blocks=self._blocks,
+        )  # fmt: skip
         limits = hang_limits(self._settings)
         watching = (
             self._follow_adapters(),
@@ -392,7 +394,8 @@ class StreamReplica(ModelReplica):
         backend_env.set_engine_variables(settings)
         self._engine_settings = settings
         self._adapters = dict(settings.adapters)
-        settings = replace(settings, adapters=self._adapters)
+        self._blocks = BlockIndex()
+        settings = replace(settings, adapters=self._adapters, blocks=self._blocks)
         runtime = self._runtime = catalog.create_stream(settings)
         await runtime.load()
         await runtime.warm()

@@ -29,8 +29,11 @@ from deployments.contract.channel.stream_messages import (
     StreamEnd,
     decode_generate,
     encode_steps,
+    unpacked,
 )
+from deployments.replica.block_index import BlockIndex
 from deployments.replica.channel_server import GatewayConnection
+from deployments.replica.told_blocks import ToldBlocks
 from routers.api.requests import NO_TOKENS, Tokens
 from routers.stream_staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
@@ -163,9 +166,11 @@ class _StreamRun:
 class _GatewayStream:
     """One gateway's outbox and its requests by lease. `pump`: the task that empties the outbox."""
 
-    def __init__(self, link: GatewayConnection) -> None:
+    def __init__(self, link: GatewayConnection, blocks: BlockIndex) -> None:
         self.link = link
         self.outbox = Outbox()
+        # None: of a version that cannot be told.
+        self.blocks = ToldBlocks(blocks, self.outbox.wake) if link.version > 3 else None
         self.running: dict[int, _StreamRun] = {}
         self.seen = 0
         self.open = True
@@ -178,6 +183,8 @@ class _GatewayStream:
     def close(self) -> None:
         """Close after what is in the outbox has been sent."""
         self.open = False
+        if self.blocks is not None:
+            self.blocks.close()
         self.outbox.wake()
 
 
@@ -188,6 +195,7 @@ class StreamCore:
     all gateways that the engine is given at once; 0: `room`. `on_death` ends the process, given the
     reason. It is called once, when all gateways have heard that the replica is lost, or after
     `ENDS_S`; they hear of nothing that failed because of it.
+    `blocks`: what the runtime tells of its cache; None: nothing.
     """
 
     def __init__(
@@ -197,8 +205,10 @@ class StreamCore:
         at_once: int = 0,
         *,
         on_death: Callable[[str], None],
+        blocks: BlockIndex | None = None,
     ) -> None:
         self._runtime = runtime
+        self._blocks = BlockIndex() if blocks is None else blocks
         self._on_death = on_death
         self._room = room
         self._turns = StreamStaging(at_once or room)
@@ -241,7 +251,7 @@ class StreamCore:
         if self._lost:
             self._tell_lost(link)
             return
-        stream = self._streams[link] = _GatewayStream(link)
+        stream = self._streams[link] = _GatewayStream(link, self._blocks)
         stream.pump = self._loop.create_task(self._send_messages(stream))
 
     def left(self, link: GatewayConnection) -> None:
@@ -264,6 +274,8 @@ class StreamCore:
             run = stream.running.get(frame.lease_id)
             if run is not None:
                 run.cancel()  # its last piece follows when the engine has freed what it held
+        elif frame.kind is Kind.BLOCKS and stream.blocks is not None:
+            stream.blocks.begins_anew()
         else:
             raise MessageError(f"{frame.kind.name} to a replica that generates")
 
@@ -374,12 +386,14 @@ class StreamCore:
         """With the engine's load as it was last known."""
         load, pieces, shares = self._load, stream.outbox.take(), None
         gateway, now = stream.link.gateway, time.perf_counter()
-        if any(piece.end is not None for piece in pieces) or self._turns.has_news(gateway, now):
+        ends = any(piece.end is not None for piece in pieces)
+        if ends or self._turns.has_news(gateway, now):
             shares = SharesMessage(*self._turns.report(gateway, now))
         held = len(stream.running) + stream.outbox.ends
+        blocks = stream.blocks.take(now, ends=ends) if stream.blocks is not None else None
         return StepMessage(
             pieces, held, stream.seen, self.inflight, load, shares, self._read, self._written,
-            self.device_memory,
+            self.device_memory, blocks,
         )  # fmt: skip
 
     def _start(self, stream: _GatewayStream, run: _StreamRun) -> None:
@@ -405,7 +419,10 @@ class StreamCore:
     async def _serve(self, stream: _GatewayStream, run: _StreamRun) -> None:
         call = run.call
         name = f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
-        request = StreamRequest(name, call.endpoint, call.body, call.priority, call.salt)
+        request = StreamRequest(
+            name, call.endpoint, call.body, call.priority, call.salt, unpacked(call.hashes),
+            call.hashed_tokens,
+        )  # fmt: skip
         try:
             async with asyncio.timeout(call.budget_s):
                 await run.begins.wait()

@@ -141,7 +141,18 @@ class AdaptersHeld:
     failing: tuple[str, ...] = ()  # that it cannot load now
 
 
-Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | AdaptersHeld
+@dataclass(frozen=True, slots=True)
+class BlocksHeld:
+    """A stream replica has reported which blocks of prompts its cache holds."""
+
+    replica_id: str
+    stored: tuple[int, ...] = ()  # as `api.requests.Generation.blocks`
+    removed: tuple[int, ...] = ()
+    whole: bool = False  # nothing that was reported before holds any more
+    partial: bool = False  # this is not all that it holds
+
+
+Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | AdaptersHeld | BlocksHeld
 """An event that is counted, and from which no action follows at once."""
 
 Event = (

@@ -91,6 +91,14 @@ class FlowSnapshot:
     start: float  # its tag less its credit, virtual seconds
 
 
+@dataclass(slots=True)
+class CachedTokens:
+    """Prompt tokens that were cached where they were sent, of all requests so far."""
+
+    predicted: int = 0
+    found: int = 0  # as replicas said
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationSnapshot:
     """What was learnt of a model that generates."""
@@ -99,7 +107,10 @@ class GenerationSnapshot:
     prompt_tokens_per_s: float  # that a replica reads
     max_leases: float  # at one replica that keep the promised time a token; inf: no bound
     blocks: int  # of prompts, remembered for all replicas
-    trust: float  # of the tokens predicted to be cached, the share that is
+    trust: float  # of the tokens estimated to be cached, the share that is
+    told_replicas: int  # that tell themselves which blocks they hold
+    told: CachedTokens  # at these
+    estimated: CachedTokens  # at the others
     histories: int  # of output lengths
 
 

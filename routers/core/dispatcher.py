@@ -18,6 +18,7 @@ from routers.api.actions import Action
 from routers.api.events import (
     AdaptersHeld,
     Arrive,
+    BlocksHeld,
     Cancel,
     CapacityExpected,
     Close,
@@ -68,7 +69,9 @@ from routers.state.budget import Budget
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
-_NOTES = (CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld)
+_NOTES = (
+    CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld, BlocksHeld,
+)  # fmt: skip
 
 
 class Dispatcher:
@@ -237,6 +240,9 @@ class Dispatcher:
             case AdaptersHeld(replica_id, adapters, load_s, failing):
                 if replica_id in self._replicas.by_id and requests.generations is not None:
                     requests.generations.adapters.told(replica_id, adapters, load_s, failing)
+            case BlocksHeld(replica_id):
+                if replica_id in self._replicas.by_id and requests.generations is not None:
+                    requests.generations.tree.told(event)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:

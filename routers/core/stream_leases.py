@@ -71,7 +71,7 @@ def _first_token(
         engine.waited(lease.batch.edge, now - lease.starts_at, running.first_s)
         if not running.loads:  # else it also waited for its adapter
             engine.began(running.ahead + read, seconds)
-        generations.found(running.cached, tokens.cached)
+        generations.found(running, tokens.cached, lease.replica_id)
         state.requests.arrivals.first_token(lease.replica.group, read, seconds)
     lease.has_read(now)
     if running.plan.blocks:
@@ -137,14 +137,13 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     generations = requests.generations
     if running is None or generations is None:
         return
-    if running.plan.adapter:
-        generations.adapters.ended(lease.replica_id, running.plan.adapter)
+    generations.ended(running.plan, lease.replica_id)
     before = running.tokens
     has_said = tokens.input > 0 or tokens.output > 0
     tokens = _believable(tokens, before) if has_said else before
     if running.first_at is None and end is LeaseEnd.DONE:
         # No `Progress` told of the first token, so what was cached is learnt only now.
-        generations.found(running.cached, tokens.cached)
+        generations.found(running, tokens.cached, lease.replica_id)
     lease.has_read(now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_replica_full(requests, lease, counts_all=False)

@@ -12,13 +12,14 @@ Source: the weights are VTC's (Fairness in Serving LLMs, OSDI'24).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from routers.api.requests import NO_TOKENS, Generation, Request, Tokens
 from routers.api.settings import GenerationParameters
-from routers.api.snapshot import GenerationSnapshot
+from routers.api.snapshot import CachedTokens, GenerationSnapshot
 from routers.estimates.adapters import AdapterAccount
 from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.output_lengths import OutputLengths
@@ -29,6 +30,7 @@ _TRUST_GAIN = 0.05
 _MIN_TRUST = 0.02  # so that an engine that begins to cache is noticed
 _ANSWER_GAIN = 0.02  # the least weight of a new answer in the mean of what requests take
 _SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
+_MAX_SESSIONS = 10_000
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class GenerationPlan:
     cached: int = 0  # prompt tokens that the replica that knows most of it need not read
     waits_at: str = ""  # the replica that saves room for it; "": none does
     adapter: str = ""  # that its replica must have; "": none
+    session: str = ""  # that it is a turn of; "": none
 
     @property
     def room(self) -> float:
@@ -75,6 +78,16 @@ class RunningGeneration:
     loads: bool = False  # its replica has to load its adapter
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The last one of a session: its prompt had so many whole blocks, of which this was the last,
+    and so many tokens with its answer."""
+
+    blocks: int
+    last: int
+    tokens: int
+
+
 class Generations:
     """Plans requests that generate, and learns from them."""
 
@@ -87,7 +100,10 @@ class Generations:
         self.lengths = OutputLengths(settings.output_tokens)
         self.tree = PrefixTree(settings.max_blocks)
         self.adapters = AdapterAccount(settings.adapters_resident)
-        self.trust = 1.0  # of the tokens predicted to be cached, the share that lately was
+        self.trust = 1.0  # of the tokens estimated to be cached, the share that lately was
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # by session, used least lately first
+        # At replicas that tell what they hold, and at the others.
+        self.told, self.estimated = CachedTokens(), CachedTokens()
         self._answers = 0
         self._answer_tokens = 0.0  # weighted tokens of a request, mean of those answered lately
         self.adopt(settings, frozen=frozen)
@@ -112,8 +128,9 @@ class Generations:
         blocks = generation.blocks if self.settings.affinity == "prefix" else ()
         plan = GenerationPlan(tenant, prompt, most, sequences, blocks, output, max(output, reserve))
         if blocks:
-            known = self.tree.matches(blocks)
-            plan.cached = self.cached(plan, max(known.values(), default=0))
+            known = [self.cached(plan, each) for each in self.tree.matches(blocks)]
+            plan.cached = max(known, default=0)
+        plan.session = request.session
         if self.settings.adapters_resident:
             plan.adapter = generation.adapter
             self.adapters.asked(plan.adapter)
@@ -135,15 +152,26 @@ class Generations:
         read = max(0, tokens.input - tokens.cached)
         return read * settings.input_weight + tokens.output * settings.output_weight
 
-    def cached(self, plan: GenerationPlan, blocks: int) -> int:
-        """Prompt tokens that need not be read where so many blocks of the prompt are known."""
-        return min(int(self.trust * blocks * self.settings.block_tokens), plan.prompt - 1)
+    def cached(self, plan: GenerationPlan, replica_id: str) -> int:
+        """Prompt tokens that this replica need not read, by the blocks that are known there."""
+        tokens = self.tree.match(replica_id, plan.blocks) * self.settings.block_tokens
+        trust = 1.0 if self.tree.is_told(replica_id) else self.trust
+        return max(0, min(int(trust * tokens), plan.prompt - 1))
 
     def known(self, plan: GenerationPlan, replica_id: str, *, session: bool) -> int:
         """Prompt tokens that this replica need not read. `session`: it served the last request of
-        the same session."""
-        cached = self.cached(plan, self.tree.match(replica_id, plan.blocks)) if plan.blocks else 0
-        return max(cached, int(_SESSION_SAVES * plan.prompt)) if session else max(0, cached)
+        the same session. Its answer is not among the blocks that are known. A replica that tells
+        what it holds has it, as long as it has all of that request's prompt."""
+        cached = self.cached(plan, replica_id)
+        if not session:
+            return cached
+        turn = self._turns.get(plan.session)
+        if turn is None or not self.tree.is_told(replica_id):
+            return max(cached, int(_SESSION_SAVES * plan.prompt))
+        if plan.blocks[turn.blocks - 1 : turn.blocks] != (turn.last,):
+            return cached  # the prompt does not go on from there
+        holds = self.tree.match(replica_id, plan.blocks) >= turn.blocks
+        return max(cached, min(turn.tokens, plan.prompt - 1)) if holds else cached
 
     def left(self, plan: GenerationPlan, so_far: int) -> float:
         """Output tokens still to come that room is kept for, once `so_far` have come."""
@@ -168,18 +196,36 @@ class Generations:
         block_tokens = self.settings.block_tokens
         if not plan.blocks or not block_tokens:
             return 0
-        cached = self.cached(plan, self.tree.match(replica_id, plan.blocks))
+        cached = self.cached(plan, replica_id)
         self.tree.read(replica_id, plan.blocks, int(capacity // block_tokens))
-        return max(0, cached)
+        return cached
 
-    def found(self, predicted: int, cached: int) -> None:
-        """So many prompt tokens were cached, where `predicted` had been predicted."""
-        if predicted > 0 and not self.frozen:
+    def ended(self, plan: GenerationPlan, replica_id: str) -> None:
+        """The request's lease at this replica has closed."""
+        if plan.adapter:
+            self.adapters.ended(replica_id, plan.adapter)
+        self.tree.done(replica_id, plan.blocks)
+
+    def found(self, running: RunningGeneration, cached: int, replica_id: str) -> None:
+        """So many of its prompt's tokens were cached at this replica."""
+        predicted, told = running.cached, self.tree.is_told(replica_id)
+        if running.plan.blocks:
+            account = self.told if told else self.estimated
+            account.predicted += predicted
+            account.found += cached
+        if predicted > 0 and not told and not self.frozen:
             share = min(1.0, cached / predicted * self.trust)
             self.trust += _TRUST_GAIN * (max(_MIN_TRUST, share) - self.trust)
 
     def answered(self, plan: GenerationPlan, tokens: Tokens) -> None:
         """The request has ended after so many tokens."""
+        if plan.session and plan.blocks:
+            answer = tokens.output // plan.sequences
+            turn = _Turn(len(plan.blocks), plan.blocks[-1], tokens.input + answer)
+            self._turns[plan.session] = turn
+            self._turns.move_to_end(plan.session)
+            if len(self._turns) > _MAX_SESSIONS:
+                self._turns.popitem(last=False)
         self.lengths.learn(plan.tenant, plan.prompt, tokens.output / plan.sequences)
         if not self.frozen:
             self._answers += 1
@@ -199,5 +245,8 @@ class Generations:
             max_leases=speed.max_leases,
             blocks=len(self.tree),
             trust=self.trust,
+            told_replicas=self.tree.told_replicas,
+            told=replace(self.told),
+            estimated=replace(self.estimated),
             histories=len(self.lengths),
         )

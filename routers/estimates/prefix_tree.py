@@ -6,17 +6,22 @@ is found by bisection. Blocks used least recently are forgotten, the ends of pro
 starts, as engines do: per replica beyond what its cache can hold, and over all replicas beyond the
 model's bound.
 
-This is the gateway's own account. It does not see what other gateways sent there, nor what the
-engine has dropped since. Work: O(log blocks) a replica to look, O(blocks) to remember. Sources:
-RadixAttention (SGLang) and its router; Preble (ICLR'25); vLLM's automatic prefix caching.
+Of a replica that tells what its cache holds, that is what it holds, whoever sent it there and
+whatever it has dropped since, and what runs there is about to be read. Of any other this is the
+gateway's own account: an estimate. Work: O(log blocks) a replica to look, O(blocks) to remember.
+Sources: RadixAttention (SGLang) and its router; Preble (ICLR'25); vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+
+from routers.api.events import BlocksHeld
 
 _BYTES = 8
 
@@ -43,45 +48,71 @@ def blocks_of(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+@dataclass(slots=True)
+class _Told:
+    """What a replica has told of itself. Until that is `complete`, the estimate is used."""
+
+    held: set[int] = field(default_factory=set)
+    # What is being read there, or will be: blocks of open leases, and how many of these have each.
+    expected: dict[int, int] = field(default_factory=dict)
+    complete: bool = False
+
+
 class PrefixTree:
-    """The blocks that each replica is thought to have cached. `most`: blocks remembered over all
+    """The blocks that each replica has cached, or is thought to. `most`: blocks remembered over all
     replicas."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._held: dict[str, OrderedDict[int, None]] = {}
+        self._held: dict[str, OrderedDict[int, None]] = {}  # estimates
+        self._told: dict[str, _Told] = {}
 
     def __len__(self) -> int:
-        return sum(len(held) for held in self._held.values())
+        return sum(map(len, self._held.values())) + sum(len(t.held) for t in self._told.values())
 
     @property
     def replicas(self) -> tuple[str, ...]:
         """Ids of the replicas of which anything is remembered."""
-        return tuple(self._held)
+        return tuple(dict.fromkeys((*self._held, *self._told)))
+
+    def is_told(self, replica_id: str) -> bool:
+        """Whether the replica itself says what it holds."""
+        told = self._told.get(replica_id)
+        return told is not None and told.complete
+
+    @property
+    def told_replicas(self) -> int:
+        """Number of replicas that say themselves what they hold."""
+        return sum(told.complete for told in self._told.values())
 
     def match(self, replica_id: str, blocks: tuple[int, ...]) -> int:
         """How many blocks, from the first one on, the replica has read."""
-        held = self._held.get(replica_id)
-        if not held or not blocks or blocks[0] not in held:
+        told = self._told.get(replica_id)
+        if told is not None and told.complete:
+            held, expected = told.held, told.expected
+            return bisect_left(
+                blocks, True, key=lambda block: block not in held and block not in expected
+            )
+        known = self._held.get(replica_id)
+        if not known:
             return 0
-        low, high = 1, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in held:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_left(blocks, True, key=lambda block: block not in known)
 
     def matches(self, blocks: tuple[int, ...]) -> dict[str, int]:
         """The same for each replica that has read any of the blocks."""
         if not blocks:
             return {}
-        found = {each: self.match(each, blocks) for each in self._held}
+        found = {each: self.match(each, blocks) for each in self.replicas}
         return {replica_id: length for replica_id, length in found.items() if length}
 
     def read(self, replica_id: str, blocks: tuple[int, ...], room: int) -> None:
         """The replica reads this prompt now. It can hold `room` blocks in all."""
+        told = self._told.get(replica_id)
+        if told is not None:
+            for block in blocks:
+                told.expected[block] = told.expected.get(block, 0) + 1
+            if told.complete:
+                return
         held = self._held.setdefault(replica_id, OrderedDict())
         for block in reversed(blocks):  # so that the first block is forgotten last
             held[block] = None
@@ -92,9 +123,37 @@ class PrefixTree:
             largest = max(self._held.values(), key=len)
             _trim(largest, max(1, len(largest) - over))
 
+    def done(self, replica_id: str, blocks: tuple[int, ...]) -> None:
+        """A prompt that the replica was to read has been answered, or never will be."""
+        told = self._told.get(replica_id)
+        if told is None:
+            return
+        for block in blocks:
+            left = told.expected.get(block, 0) - 1
+            if left > 0:
+                told.expected[block] = left
+            else:  # it may have been sent before the replica told of anything
+                told.expected.pop(block, None)
+
+    def told(self, event: BlocksHeld) -> None:
+        """The replica says what it holds."""
+        replica_id = event.replica_id
+        told = self._told.setdefault(replica_id, _Told())
+        if event.whole:
+            if told.complete:  # the best estimate until it has told the rest
+                self._held[replica_id] = OrderedDict.fromkeys(told.held)
+            told.held, told.complete = set(), False
+        told.held.difference_update(event.removed)
+        room = max(0, self.most - len(self))
+        told.held.update(event.stored if len(event.stored) <= room else event.stored[:room])
+        if not event.partial:
+            told.complete = True
+            self._held.pop(replica_id, None)
+
     def forget(self, replica_id: str) -> None:
         """The replica is gone, with what it held."""
         self._held.pop(replica_id, None)
+        self._told.pop(replica_id, None)
 
 
 def _trim(held: OrderedDict[int, None], most: int) -> None:

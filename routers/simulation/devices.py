@@ -16,7 +16,7 @@ from math import inf
 from random import Random
 from typing import Any, Protocol
 
-from routers.api.events import AdaptersHeld
+from routers.api.events import AdaptersHeld, BlocksHeld
 from routers.api.requests import LeaseEnd, Report, Tokens
 from routers.simulation.traffic import SimLease
 from routers.staging import Staged, Staging, Turn
@@ -102,6 +102,9 @@ class SimEngine(Protocol):
     def abort(self, sequence: Any, /) -> None:
         """One that `add` returned."""
 
+    def tell_blocks(self, told: Callable[[list[int], list[int]], None], /) -> None:
+        """From now on `told` is called with the blocks that come into its cache, and then go."""
+
     def begin_step(self) -> float:
         """Seconds that it takes."""
 
@@ -146,7 +149,8 @@ class SimDevice:
     to the second time of each of its `pauses`, ascending, nothing there moves, says or hears
     anything. One with an `engine` is a stream replica, and has that one's times and cache instead.
     `group`: of replicas of its kind. `fails`: whether its model fails on a row of a batch, drawn
-    for each, None: never.
+    for each, None: never. `tells_blocks_s`: how long an engine's replica gathers what has changed
+    of the blocks that it holds, before it tells gateways; inf: it never does.
     """
 
     replica_id: str
@@ -162,6 +166,7 @@ class SimDevice:
     engine: SimEngineShape | None = None
     group: str = ""
     fails: Callable[[], bool] | None = None
+    tells_blocks_s: float = inf
 
     def wakes_at(self, now: float) -> float:
         """The end of the pause that it is in; `now` where it is in none."""
@@ -202,7 +207,7 @@ class Environment(Protocol):
         """To a gateway by a replica, with no end of a lease: what others were served there; None:
         only that it lives."""
 
-    def held(self, words: tuple[str, AdaptersHeld]) -> None:
+    def held(self, words: tuple[str, AdaptersHeld | BlocksHeld]) -> None:
         """To a gateway by a replica: which adapters it has now."""
 
     def closed(self, end: tuple[SimLease, LeaseEnd, Report]) -> None: ...

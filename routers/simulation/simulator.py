@@ -20,6 +20,7 @@ from routers.api.actions import Abort, Action, Dispatch, Evict, Reject, WakeAt
 from routers.api.events import (
     AdaptersHeld,
     Arrive,
+    BlocksHeld,
     Cancel,
     CapacityExpected,
     Closed,
@@ -288,7 +289,7 @@ class _Simulation:
         said = Heard(replica_id) if report is None else PeersServed(replica_id, report)
         self._step(self._named[name], said)
 
-    def held(self, words: tuple[str, AdaptersHeld]) -> None:
+    def held(self, words: tuple[str, AdaptersHeld | BlocksHeld]) -> None:
         name, event = words
         self._step(self._named[name], event)
 

@@ -2,11 +2,11 @@
 
 It treats requests as the real replica does: `StreamStaging` says which request the engine gets
 next, and what each gateway is told of the others. The engine's steps take virtual time. A gateway
-is told of the first token of each request, of every sixteenth after it, of the end, and of what
-other gateways' flows were served and have waiting. What an engine does in a step is the engine's
-affair (`SimEngine`); how much longer than it should a step takes, and when the replica dies or
-hangs, is the device's. The replica refuses no request for want of room: gateways know how many
-they may send.
+is told of the first token of each request, of every sixteenth after it, of the end, of what other
+gateways' flows were served and have waiting, and of the blocks that the engine holds. What an
+engine does in a step is the engine's affair (`SimEngine`); how much longer than it should a step
+takes, and when the replica dies or hangs, is the device's. The replica refuses no request for want
+of room: gateways know how many they may send.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from routers.api.events import AdaptersHeld
+from routers.api.events import AdaptersHeld, BlocksHeld
 from routers.api.requests import NO_TOKENS, FlowWork, LeaseEnd, Report, Tokens
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
@@ -49,6 +49,9 @@ class _Gateway:
     said_at: float  # when the gateway was last told anything
     seen: int = 0  # the highest id of the gateway's leases that have come
     waiting: tuple[FlowWork, ...] = ()  # at other gateways, as this one was last told
+    # By block: whether the engine holds it, of what the gateway has yet to be told; None: nothing
+    # was told to it yet.
+    blocks: dict[int, bool] | None = None
 
 
 class SimStreamReplica:
@@ -68,6 +71,10 @@ class SimStreamReplica:
         self._unheard: list[SimLease] = []  # came in a pause without an end
         self._gateways: dict[str, _Gateway] = {}
         self._read = self._written = 0  # tokens given to requests of all gateways, ever
+        self._blocks: set[int] = set()  # that the engine holds
+        self._tells_blocks = False  # a time is set
+        if device.tells_blocks_s < inf:
+            engine.tell_blocks(self._blocks_changed)
         self._steps = False
         self._dead = False
         self._buried = False
@@ -95,6 +102,8 @@ class SimStreamReplica:
         lease, now = sim_lease.dispatch, environment.now
         gateway = self._gateways.setdefault(sim_lease.gateway, _Gateway(now))
         gateway.seen = max(lease.lease_id, gateway.seen)
+        if gateway.blocks is None and self.device.tells_blocks_s < inf:
+            self._say_blocks(sim_lease.gateway)
         turn = StagedStream(sim_lease.gateway, lease.rank, lease.charges)
         self._streams[sim_lease], self._by_turn[turn] = _Stream(turn), sim_lease
         waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
@@ -245,6 +254,38 @@ class SimStreamReplica:
             news = self._with_shares(Report(), name)
             environment.at(arrives_at, environment.said, (name, replica_id, news))
 
+    def _blocks_changed(self, stored: list[int], removed: list[int]) -> None:
+        self._blocks.update(stored)
+        self._blocks.difference_update(removed)
+        for gateway in self._gateways.values():
+            if gateway.blocks is not None:
+                gateway.blocks.update(dict.fromkeys(stored, True))
+                gateway.blocks.update(dict.fromkeys(removed, False))
+        if not self._tells_blocks:
+            self._tells_blocks = True
+            due = self._environment.now + self.device.tells_blocks_s
+            self._environment.at(due, self._say_all_blocks, None)
+
+    def _say_all_blocks(self, _: None) -> None:
+        self._tells_blocks = False
+        if not self._dead and not self._is_paused(self._say_all_blocks, None):
+            for name in self._gateways:
+                self._say_blocks(name)
+
+    def _say_blocks(self, name: str) -> None:
+        """Tell the gateway what has changed of the blocks that the engine holds, if it tells that
+        at all."""
+        gateway, environment = self._gateways[name], self._environment
+        whole = gateway.blocks is None
+        changed = dict.fromkeys(self._blocks, True) if gateway.blocks is None else gateway.blocks
+        gateway.blocks = {}
+        if changed or whole:
+            stored = tuple(block for block, held in changed.items() if held)
+            removed = tuple(block for block, held in changed.items() if not held)
+            event = BlocksHeld(self.device.replica_id, stored, removed, whole)
+            arrives_at = environment.now + self.device.transport_s / 2
+            environment.at(arrives_at, environment.held, (name, event))
+
     def _with_shares(self, report: Report, name: str) -> Report:
         """What waits elsewhere is told now and then, and known in between."""
         shares = self._staging.report(name, self._environment.now)
@@ -291,6 +332,8 @@ class SimStreamReplica:
             transport_s=transport_s,
             tokens=stream.tokens,
         )
+        if self._gateways[name].blocks:
+            self._say_blocks(name)
         closed = (sim_lease, end, self._with_shares(report, name))
         environment.at(now + transport_s / 2, environment.closed, closed)
         if self._leaving and self.idle:

@@ -31,7 +31,7 @@ from runtimes.generation.scheduler import Reads, Scheduler, Shape
 from runtimes.generation.scheduler import Sequence as Tokens
 from runtimes.generation.texts import AnswerText, Prompts
 from runtimes.synthetic.answers import InvalidRequest, error
-from runtimes.types import Chunk, EngineLoad, StreamRequest
+from runtimes.types import BlockAccount, Chunk, EngineLoad, StreamRequest
 from runtimes.warmup import LastRun
 
 Ids = np.ndarray[Any, Any]
@@ -156,9 +156,13 @@ class Model:
 class Engine:
     """Runs on the event loop that made it. `thread`: the one that computes; closed with this."""
 
-    def __init__(self, model: Model, shape: Shape, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, model: Model, shape: Shape, thread: ThreadPoolExecutor, blocks: BlockAccount
+    ) -> None:
         self._model = model
-        self._scheduler = Scheduler(shape, self._cache)
+        self._blocks = blocks
+        self._scheduler = Scheduler(shape, self._cache, blocks.update)
+        blocks.replace(())
         self._thread = thread
         self._work = asyncio.Event()
         self._answers: set[_Answer] = set()
@@ -177,12 +181,16 @@ class Engine:
             yield Chunk(error(fault), 0, 0, 0, 0, fault.status)
             return
         self._check()
+        asked = self._blocks.ask(request.hashes, request.hashed_tokens)
         self._begin(answer, request)
+        first = answer.outputs[0].sequence
+        self._blocks.locate(asked, first.blocks(len(first.prompt)), len(first.prompt))
         try:
             async for data in self._answered(answer):
                 yield answer.chunk(data)
         finally:
             self._answers.discard(answer)
+            self._blocks.done(asked)
             for output in answer.outputs:
                 self._scheduler.remove(output.sequence)
 

@@ -99,7 +99,7 @@ class LanguageModelRuntime:
             thread.shutdown(wait=False)
             raise
         self._engine = importlib.import_module("runtimes.generation.engine").Engine(
-            model, shape, thread
+            model, shape, thread, settings.blocks
         )
         self._limits = StreamLimits(
             context_tokens=longest,

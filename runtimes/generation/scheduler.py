@@ -14,7 +14,7 @@ holds. Source: Orca (OSDI'22) for steps; Sarathi-Serve (OSDI'24) for prompts in 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +41,8 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     arrival: int = 0
     running: bool = False
+    counted: int = 0  # of its blocks, those that it holds
+    _blocks: list[int] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -65,6 +67,16 @@ class Sequence:
             return part
         output = self.output[max(start - inputs, 0) : end - inputs]
         return np.concatenate([part, np.asarray(output, dtype=np.int64)])
+
+    def blocks(self, tokens: int) -> list[int]:
+        """Of its first so many tokens, the whole blocks: each a hash of all tokens up to its end,
+        and of the salt."""
+        known, wanted = self._blocks, tokens // BLOCK_TOKENS
+        while len(known) < wanted:
+            before = known[-1] if known else hash(self.salt)
+            ids = self.tokens(len(known) * BLOCK_TOKENS, BLOCK_TOKENS)
+            known.append(hash((before, ids.tobytes())))
+        return known[:wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,27 @@ class _Kept:
     salt: str
     ids: Ids
     cache: Any
+    blocks: list[int]
+
+
+class _Held:
+    """The blocks in the cache, and how many sequences have each. `told`: of what comes and goes."""
+
+    def __init__(self, told: Callable[[list[int], list[int]], None]) -> None:
+        self._told = told
+        self._holders = Counter[int]()
+
+    def add(self, blocks: list[int]) -> None:
+        self._holders.update(blocks)
+        if new := [block for block in blocks if self._holders[block] == 1]:
+            self._told(new, [])
+
+    def take_off(self, blocks: list[int]) -> None:
+        self._holders.subtract(blocks)
+        if gone := [block for block in blocks if not self._holders[block]]:
+            for block in gone:
+                del self._holders[block]
+            self._told([], gone)
 
 
 class Scheduler:
@@ -110,9 +143,15 @@ class Scheduler:
     moves)` makes a sequence's cache, whose first tokens are those of `source` (None: it is empty).
     `moves`: nobody else needs the source, which may be turned into the new one. Nothing else refers
     to a cache once its sequence has ended and is forgotten, so all that are held never have more
-    places than `cache_tokens`, but for what a step is reading of those that end meanwhile."""
+    places than `cache_tokens`, but for what a step is reading of those that end meanwhile.
+    `told(stored, removed)`: what changes of the blocks that are held."""
 
-    def __init__(self, shape: Shape, begin: Callable[[Any, int, bool], Any]) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        begin: Callable[[Any, int, bool], Any],
+        told: Callable[[list[int], list[int]], None] = lambda stored, removed: None,
+    ) -> None:
         self.shape = shape
         self.counts = Counts()
         self._begin = begin
@@ -120,6 +159,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in the order of urgency, then of arrival
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # used least recently first
         self._kept_tokens = 0
+        self._held = _Held(told)
         self._arrivals = 0
 
     @property
@@ -151,6 +191,7 @@ class Scheduler:
             self._running.remove(sequence)
             sequence.running = False
             self._keep(sequence, sequence.read, sequence.cache)
+            self._give_up(sequence)
             sequence.cache = None
         else:
             found = [entry for entry in self._waiting if entry[2] is not sequence]
@@ -194,6 +235,7 @@ class Scheduler:
             sequence, end = part.sequence, part.start + part.count
             if sequence.running:
                 sequence.read = end
+                self._count(sequence)
             elif sequence.arrival in self._kept:  # it left while it was read
                 self._keep(sequence, end, self._dropped(sequence.arrival).cache)
 
@@ -227,6 +269,7 @@ class Scheduler:
             sequence.cached = min(found, len(sequence.prompt))
             self.counts.prefix_queries += len(sequence.prompt)
             self.counts.prefix_hits += sequence.cached
+        self._count(sequence)
         self._running.append(sequence)
         self._running.sort(key=lambda each: (each.priority, each.arrival))
 
@@ -234,6 +277,7 @@ class Scheduler:
         while len(self._running) > 1 and self._room < 0:
             last = self._running.pop()
             last.running = False
+            self._give_up(last)
             last.read, last.cache = 0, None
             self.counts.preemptions += 1
             self._wait(last)
@@ -266,14 +310,28 @@ class Scheduler:
         if read < BLOCK_TOKENS:
             return
         ids = sequence.tokens(0, read)
-        self._kept[sequence.arrival] = _Kept(sequence.salt, ids, cache)
+        kept = _Kept(sequence.salt, ids, cache, sequence.blocks(read))
+        self._held.add(kept.blocks)
+        self._kept[sequence.arrival] = kept
         self._kept_tokens += len(ids)
         self._forget()
 
     def _dropped(self, key: int) -> _Kept:
         kept = self._kept.pop(key)
         self._kept_tokens -= len(kept.ids)
+        self._held.take_off(kept.blocks)
         return kept
+
+    def _count(self, sequence: Sequence) -> None:
+        """It runs, and has read more than before."""
+        blocks = sequence.blocks(sequence.read)
+        self._held.add(blocks[sequence.counted :])
+        sequence.counted = len(blocks)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """It runs no more."""
+        self._held.take_off(sequence.blocks(sequence.counted * BLOCK_TOKENS))
+        sequence.counted = 0
 
     def _forget(self) -> None:
         """Ended sequences whose room is needed."""

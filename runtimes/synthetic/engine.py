@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,15 @@ class SyntheticEngine:
         self._running: list[Sequence] = []
         self._prefixes = _PrefixCache(shape.cache_tokens // max(1, shape.block_tokens))
 
+    def tell_blocks(self, told: Callable[[list[int], list[int]], None]) -> None:
+        """From now on `told` is called with the blocks that come into the cache, and with those
+        that go then."""
+        self._prefixes.told = told
+
+    def known(self, blocks: tuple[int, ...]) -> int:
+        """How many blocks of a prompt, from the first one on, are in the cache."""
+        return self._prefixes.known(blocks)
+
     @property
     def running(self) -> int:
         return len(self._running)
@@ -140,7 +150,7 @@ class SyntheticEngine:
 
     def forget(self) -> None:
         """Forget all prompts that were read. Only while idle."""
-        self._prefixes = _PrefixCache(self.shape.cache_tokens // max(1, self.shape.block_tokens))
+        self._prefixes.forget()
 
     def begin_step(self) -> float:
         """Seconds that it takes. Not to be called while idle."""
@@ -231,14 +241,25 @@ class _PrefixCache:
     def __init__(self, most: int) -> None:
         self._most = max(1, most)
         self._blocks: OrderedDict[int, None] = OrderedDict()  # used least recently first
+        self.told: Callable[[list[int], list[int]], None] | None = None
 
     def known(self, blocks: tuple[int, ...]) -> int:
         """How many of them, from the first one on."""
         return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
+    def forget(self) -> None:
+        removed = list(self._blocks)
+        self._blocks.clear()
+        if self.told is not None and removed:
+            self.told([], removed)
+
     def read(self, blocks: tuple[int, ...]) -> None:
+        stored = [] if self.told is None else [b for b in blocks if b not in self._blocks]
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
+        removed = []
         while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
+            removed.append(self._blocks.popitem(last=False)[0])
+        if self.told is not None and (stored or removed):
+            self.told(stored, removed)

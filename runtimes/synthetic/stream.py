@@ -122,6 +122,7 @@ class SyntheticStreamRuntime:
         self._settings = settings
         self._options = options.parse(SyntheticStreamOptions, settings.options)
         self._engine = self._options.shape().engine()
+        self._engine.tell_blocks(settings.blocks.update)
         self._hiccups = Hiccups(
             self._options.hiccup_every,
             self._options.hiccup_ms,
@@ -152,6 +153,8 @@ class SyntheticStreamRuntime:
         self._tokenizer = _tokenizer(self._settings.source)
         self._weights = bytearray(b"w") * (self._options.weights_mib << 20)
         await self._spend(self._options.load_s, "staging")
+        if self._engine.shape.block_tokens:
+            self._settings.blocks.replace(())
         self._work = asyncio.Event()
         self._stepping = asyncio.get_running_loop().create_task(self._step_for_ever(self._work))
 
@@ -205,7 +208,9 @@ class SyntheticStreamRuntime:
         name = self._settings.name
         shown = f"{name}:{parsed.adapter}" if parsed.adapter else name
         answers = written.answers(parsed, shown, request.request_id)
+        asked = self._settings.blocks.ask(request.hashes, request.hashed_tokens)
         self._begin(job)
+        self._settings.blocks.locate(asked, job.sequences[0].blocks, len(job.prompt))
         try:
             async for data in self._answered(job, parsed, answers):
                 cached, held = job.sequences[0].cached, job.held_tokens()
@@ -214,6 +219,7 @@ class SyntheticStreamRuntime:
             self._jobs.discard(job)
             for sequence in job.sequences:
                 self._engine.abort(sequence)
+            self._settings.blocks.done(asked)
 
     async def health(self) -> EngineLoad:
         self._check()

@@ -19,6 +19,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from runtimes.types import Chunk, EngineLoad
+from runtimes.vllm import block_events
+from runtimes.vllm.block_events import BlockReports
 
 # Output tokens after which an answer that comes whole tells its counts again: at most so many, and
 # those of a step, are not charged where its caller leaves.
@@ -45,6 +47,7 @@ class TokenCounter:
         self.names: list[str] = []  # of its prompts at the engine
         self.fault: Exception | None = None  # what the engine said of one of them
         self.adapter = ""  # that it uses; "": none
+        self.asked = 0  # its number at the index of blocks; 0: it has none there
         self._block = max(block_tokens, 1)
         self._inputs: dict[str, int] = {}
         self._cached: dict[str, int] = {}
@@ -115,9 +118,10 @@ class Counted:
     """The engine as the serving layer sees it: itself, but that its outputs are noted. `adapters`:
     those that are loaded, as the engine knows them, by the names that callers know."""
 
-    def __init__(self, engine: Any, adapters: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Any, adapters: Mapping[str, Any], blocks: BlockReports) -> None:
         self._engine = engine
         self._adapters = adapters
+        self._blocks = blocks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -125,8 +129,13 @@ class Counted:
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> Any:
         if (asked := more.get("lora_request")) is not None:
             more["lora_request"] = self._adapters[asked.lora_name]
-        outputs = self._engine.generate(prompt, sampling_params, request_id, **more)
         counter = TOKEN_COUNTER.get()
+        if counter is not None and counter.asked and not counter.names:  # of its first prompt
+            everything = self._blocks.wants_all
+            sampling_params = block_events.asked(
+                sampling_params, counter.asked, everything=everything
+            )
+        outputs = self._engine.generate(prompt, sampling_params, request_id, **more)
         if counter is None:
             return outputs
         counter.names.append(request_id)
@@ -170,9 +179,10 @@ async def _compiled(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, N
 class Account:
     """The engine's, kept up by its statistics. `on_step` is called after each of its steps."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[], None], blocks: BlockReports) -> None:
         self.load = EngineLoad()
         self._on_step = on_step
+        self._blocks = blocks
 
     def logger(self) -> Any:
         """For the engine: makes what is told of every step, in the place of vLLM's own metrics,
@@ -198,6 +208,7 @@ class Account:
     def take(self, scheduler: Any, iteration: Any) -> None:
         if scheduler is None:
             return
+        self._blocks.take(scheduler.kv_connector_stats)
         old, prefix = self.load, scheduler.prefix_cache_stats
         drafts = scheduler.spec_decoding_stats
         preempted = 0 if iteration is None else iteration.num_preempted_reqs

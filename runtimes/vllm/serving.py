@@ -36,7 +36,16 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from runtimes.adapters import AdapterUnavailable, ResidentAdapters
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Chunk, EngineLoad, RuntimeSettings, StreamLimits, StreamRequest
-from runtimes.vllm import endpoints, grammars, media, refusals, structured_outputs, text_layer
+from runtimes.vllm import (
+    block_events,
+    endpoints,
+    grammars,
+    media,
+    refusals,
+    structured_outputs,
+    text_layer,
+)
+from runtimes.vllm.block_events import BlockReports
 from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
 _NO_FOLDER = "none"  # of an adapter that is not loaded
@@ -81,6 +90,7 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
     if current_platform.is_cpu() and workers == 1:
         parsed.distributed_executor_backend = "uni"
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    config.kv_events_config = block_events.told_of()
     scheduling = config.scheduler_config
     if scheduling.scheduler_cls is None:  # else the model needs one of its own
         scheduling.scheduler_cls = grammars.scheduler(is_async=scheduling.async_scheduling)
@@ -91,7 +101,8 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
 
 class Serving:
     def __init__(self, settings: RuntimeSettings) -> None:
-        self.account = Account(self._stepped)
+        self._blocks = BlockReports(settings.blocks)
+        self.account = Account(self._stepped, self._blocks)
         self._name = settings.name
         self.adapters = ResidentAdapters(
             settings.adapters, settings.adapters_resident, self._load_adapter, self._unload_adapter
@@ -106,7 +117,7 @@ class Serving:
         text_layer.begin_answers_behind_prompts()
         state: Any = SimpleNamespace()
         tasks = await engine.get_supported_tasks()
-        counted: Any = Counted(engine, self._loaded)
+        counted: Any = Counted(engine, self._loaded, self._blocks)
         await init_app_state(counted, state, parsed, tasks)
         self._shown = state.openai_serving_models.lora_requests
         if state.openai_serving_completion is None:
@@ -172,6 +183,8 @@ class Serving:
             await self._engine.sleep(1)
         except Exception as fault:
             raise RunError(f"vLLM does not sleep: {_said(fault)}") from fault
+        if self._blocks.index.known:
+            self._blocks.index.replace(())  # the engine itself tells with its next step
 
     async def wake(self) -> None:
         try:
@@ -186,6 +199,8 @@ class Serving:
 
     async def answers(self, request: StreamRequest) -> AsyncGenerator[Chunk, None]:
         counter = TokenCounter(self._engine.vllm_config.cache_config.block_size)
+        index = self._blocks.index
+        counter.asked = index.ask(request.hashes, request.hashed_tokens)
         context = contextvars.copy_context()
         context.run(TOKEN_COUNTER.set, counter)
         begun = asyncio.get_running_loop().create_task(
@@ -206,6 +221,7 @@ class Serving:
                 async for piece in pieces:
                     yield counter.chunk(*piece)
         finally:
+            index.done(counter.asked)
             self._whole.discard(counter)
             begun.cancel()
             await asyncio.gather(begun, return_exceptions=True)

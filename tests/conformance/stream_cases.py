@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deployments.replica.block_index import BlockIndex
 from runtimes.types import Chunk, RuntimeSettings, StreamRequest, StreamRuntime
 
 MODEL = "llm"
@@ -30,6 +31,7 @@ SYNTHETIC = StreamCase(
 
 def settings(case: StreamCase, source: Path | None, cache: Path, **more: Any) -> RuntimeSettings:
     options = {**case.options, **more.pop("options", {})}
+    more.setdefault("blocks", BlockIndex())
     return RuntimeSettings(
         MODEL, case.runtime, source, cache, task="generate", max_length=CONTEXT, options=options,
         **more,
@@ -91,13 +93,13 @@ _number = iter(range(1_000_000))
 
 
 def ask(
-    body: bytes, endpoint: str = "completions", priority: int = 0, salt: str = ""
+    body: bytes, endpoint: str = "completions", priority: int = 0, salt: str = "", **more: Any
 ) -> StreamRequest:
-    return StreamRequest(f"r{next(_number)}", endpoint, body, priority, salt)
+    return StreamRequest(f"r{next(_number)}", endpoint, body, priority, salt, **more)
 
 
 async def hear(
-    runtime: StreamRuntime, body: bytes, endpoint: str = "completions", salt: str = ""
+    runtime: StreamRuntime, body: bytes, endpoint: str = "completions", salt: str = "", **more: Any
 ) -> Heard:
-    async with aclosing(runtime.run(ask(body, endpoint, salt=salt))) as chunks:
+    async with aclosing(runtime.run(ask(body, endpoint, salt=salt, **more))) as chunks:
         return Heard([chunk async for chunk in chunks])

@@ -29,6 +29,24 @@ async def running(runtime: StreamRuntime, count: int) -> None:
 
 
 class StreamSuite:
+    @pytest.mark.parametrize("endpoint", ["completions", "chat"])
+    async def test_what_it_holds_of_a_prompt_is_what_it_finds_again(
+        self, runtime: StreamRuntime, endpoint: str
+    ) -> None:
+        """Here the caller counts as the engine does, but for the last block."""
+        settings = runtime._settings  # type: ignore[attr-defined]
+        index, size = settings.blocks, runtime.limits().block_tokens
+        assert index.known
+        said = f"{endpoint} is asked twice " * 12
+        body = completion(said) if endpoint == "completions" else chat(said)
+        tokens = (await hear(runtime, body, endpoint)).last.input_tokens
+        hashes = tuple(hash((endpoint, at)) % 2**64 for at in range(tokens // size))
+        again = await hear(runtime, body, endpoint, hashes=hashes, hashed_tokens=tokens)
+        assert size <= again.last.cached_tokens <= size * len(hashes)
+        assert sum(each in set(index.held()) for each in hashes) * size >= again.last.cached_tokens
+        other = await hear(runtime, body, endpoint, "other", hashes=(1,), hashed_tokens=size)
+        assert other.last.cached_tokens == 0
+
     async def test_what_streams_is_the_text_that_comes_whole(self, runtime: StreamRuntime) -> None:
         whole = await hear(runtime, completion())
         streamed = await hear(runtime, completion(stream=True))
@@ -148,8 +166,11 @@ class StreamSuite:
         assert isinstance(runtime, Sleeping)
         asked = completion("words that are told apart by sleep, " * 8)
         first = await hear(runtime, asked)
-        known = await hear(runtime, asked)
+        index, hashes = runtime._settings.blocks, (7, 8)  # type: ignore[attr-defined]
+        said = {"hashes": hashes, "hashed_tokens": first.last.input_tokens}
+        known = await hear(runtime, asked, **said)
         assert known.last.cached_tokens > 0
+        assert set(hashes) & set(index.held())
         streams = asyncio.create_task(hear(runtime, completion(max_tokens=100, stream=True)))
         await running(runtime, 1)
         with pytest.raises(RunError, match="requests run"):
@@ -157,8 +178,11 @@ class StreamSuite:
         assert len((await streams).texts()[0]) > 0
         await settled(runtime)
         await runtime.sleep()
+        assert not list(index.held())
         await runtime.wake()
-        again = await hear(runtime, asked)
+        again = await hear(runtime, asked, **said)
+        assert index.known
+        assert set(hashes) & set(index.held())
         assert again.last.cached_tokens == first.last.cached_tokens == 0
         assert again.page()["choices"] == first.page()["choices"]
 

@@ -25,6 +25,7 @@ from deployments.contract.channel.frames import (
 )
 from deployments.contract.channel.handshake import Challenge, Hello, Proof, Refusal
 from deployments.contract.channel.stream_messages import (
+    BlocksMessage,
     GenerateCall,
     Piece,
     SharesMessage,
@@ -34,6 +35,7 @@ from deployments.contract.channel.stream_messages import (
     decode_steps,
     encode_generate,
     encode_steps,
+    packed,
 )
 from deployments.contract.codec import MessageCodec
 from deployments.contract.rollout import observations, terms
@@ -103,6 +105,8 @@ GENERATE = GenerateCall(
     waiting=WORK[:1],
     input_s=0.001,
     output_s=0.01,
+    hashes=packed((7, 2**64 - 1)),
+    hashed_tokens=33,
 )
 PIECES = tuple(
     Piece(3 + at, b"data: x\n\n", 5, 1, 2, 16, 0.5, 400, end)
@@ -120,6 +124,7 @@ STEPS = StepMessage(
     read=1000,
     written=200,
     device_memory=DeviceMemory(1 << 30, 3 << 30, 80 << 30),
+    blocks=BlocksMessage(9, packed((1, 2**63)), packed((3,)), whole=True, partial=True),
 )
 
 

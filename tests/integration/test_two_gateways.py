@@ -109,6 +109,25 @@ def test_books_of_both_gateways_balance_when_all_is_quiet(server):
     assert ready == {"device": 1, "short": 1, "writes": 1, "frail": 2}
 
 
+def test_one_gateway_knows_the_prompts_that_the_other_has_sent(server):
+    def cached(rank: int, name: str) -> float:
+        return metric(server.metrics(rank), name, model="writes", known="told")
+
+    telling = "headrace_replicas_telling_blocks"
+    for rank in (0, 1):
+        server.until(lambda of=rank: metric(server.metrics(of), telling, model="writes") == 1, 20)
+    asked = {"model": "writes", "prompt": "many tokens of one prompt " * 16, "max_tokens": 2}
+    for url in server.gateway_urls():
+        answer = http.post(f"{url}/v1/completions", json=asked, timeout=60)
+        assert answer.status_code == 200
+        time.sleep(0.5)  # it is told within 50 ms, if the machine is not busy
+    predicted = "headrace_predicted_cached_tokens_total"
+    found = "headrace_found_cached_tokens_total"
+    server.until(lambda: cached(1, found) == 96, 10)  # six blocks of 104 tokens
+    assert cached(1, predicted) == 96
+    assert (cached(0, predicted), cached(0, found)) == (0, 0)
+
+
 def served_s(server: Server) -> list[float]:
     """Device seconds of either tenant, each at its gateway."""
     name = "headrace_tenant_served_seconds_total"

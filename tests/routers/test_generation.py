@@ -10,7 +10,7 @@ import pytest
 
 from routers.api.actions import Abort, Action, Dispatch, Evict, Reject
 from routers.api.errors import BadRequestEvent
-from routers.api.events import AdaptersHeld, PeersServed
+from routers.api.events import AdaptersHeld, BlocksHeld, PeersServed
 from routers.api.requests import Generation, LeaseEnd, Reason, Report, Tokens
 from routers.api.settings import GenerationParameters
 from tests.routers.conftest import Driver
@@ -313,6 +313,100 @@ def test_session_goes_where_it_was_served_last(start: Start) -> None:
         lease = one(driver.generate(n, 1000, 10, session="s"))
         assert lease.replica_id == first.replica_id
         driver.close(lease, tokens=Tokens(1000, 500, 10))
+
+
+# ---- replicas that tell what they hold
+
+
+def telling(start: Start, **held: tuple[int, ...]) -> Driver:
+    driver = begin(start, *held, capacity=100_000)
+    for name, blocks in held.items():
+        driver.step(BlocksHeld(name, blocks, whole=True))
+    return driver
+
+
+def test_a_prompt_goes_to_the_replica_that_says_it_has_it(start: Start) -> None:
+    for name in ("a", "b"):
+        held = {"a": (), "b": ()} | {name: BLOCKS}
+        lease = one(telling(start, **held).generate(1, 1000, 10, BLOCKS))
+        assert lease.replica_id == name
+        assert lease.predicted_s == pytest.approx((1000 - 16 * len(BLOCKS) + 20) / 1000)
+
+
+def test_a_prompt_that_was_dropped_is_predicted_to_be_read(start: Start) -> None:
+    driver = telling(start, a=BLOCKS)
+    driver.step(BlocksHeld("a", (), BLOCKS))
+    assert one(driver.generate(1, 1000, 10, BLOCKS)).predicted_s == pytest.approx(1.02)
+
+
+def test_two_requests_that_begin_alike_go_together_before_anything_is_told(start: Start) -> None:
+    driver = telling(start, a=(), b=())
+    first = one(driver.generate(1, 1000, 10, BLOCKS))
+    driver.moves(first, 1000, 1)
+    assert one(driver.generate(2, 1000, 10, BLOCKS)).replica_id == first.replica_id
+
+
+@pytest.mark.parametrize("end", [LeaseEnd.BUSY, LeaseEnd.ABORTED, LeaseEnd.DONE])
+def test_what_was_not_read_is_not_known(start: Start, end: LeaseEnd) -> None:
+    driver = telling(start, a=())
+    first = one(driver.generate(1, 1000, 10, BLOCKS, retryable=False))
+    driver.cancel(1)
+    driver.close(first, end)
+    driver.now += 10.0
+    assert one(driver.generate(2, 1000, 10, BLOCKS)).predicted_s == pytest.approx(1.02)
+
+
+def test_what_is_told_is_trusted_whatever_estimates_were_worth(start: Start) -> None:
+    driver = begin(start, "a", capacity=100_000)
+    for n in range(50):
+        driver.close(one(driver.generate(n, 1000, 10, BLOCKS)), tokens=Tokens(1000, 0, 10))
+    assert driver.dispatcher.snapshot(driver.now).generation.trust < 0.2
+    driver.step(BlocksHeld("a", BLOCKS, whole=True))
+    lease = one(driver.generate(99, 1000, 10, BLOCKS))
+    assert lease.predicted_s == pytest.approx((1000 - 16 * len(BLOCKS) + 20) / 1000)
+    driver.close(lease, tokens=Tokens(1000, 16 * len(BLOCKS), 10))
+    found = driver.dispatcher.snapshot(driver.now).generation
+    assert (found.told.predicted, found.told.found, found.told_replicas) == (
+        16 * len(BLOCKS), 16 * len(BLOCKS), 1,
+    )  # fmt: skip
+    assert found.estimated.predicted > 0
+
+
+def turns(start: Start, **held: tuple[int, ...]) -> tuple[Driver, Dispatch]:
+    """A session whose first turn, of `BLOCKS` and a long answer, was at the first replica."""
+    driver = telling(start, **held)
+    first = one(driver.generate(1, 16 * len(BLOCKS) + 1, 900, BLOCKS, session="s"))
+    driver.close(first, tokens=Tokens(16 * len(BLOCKS) + 1, 0, 900))
+    driver.step(BlocksHeld(first.replica_id, BLOCKS))
+    return driver, first
+
+
+NEXT = (*range(900_000, 900_050),)
+
+
+def test_a_session_stays_where_its_answer_still_is(start: Start) -> None:
+    driver, first = turns(start, a=(), b=())
+    (other,) = {"a", "b"} - {first.replica_id}
+    driver.step(BlocksHeld(other, BLOCKS + NEXT[:30]))  # more than half of the prompt
+    second = one(driver.generate(2, 1800, 10, BLOCKS + NEXT, session="s"))
+    assert second.replica_id == first.replica_id
+    driver.close(second)
+    driver.step(BlocksHeld(first.replica_id, (), BLOCKS[-1:]))
+    assert one(driver.generate(3, 1800, 10, BLOCKS + NEXT, session="s")).replica_id == other
+
+
+def test_a_session_goes_on_anywhere_once_its_replica_has_dropped_it(start: Start) -> None:
+    driver, first = turns(start, a=(), b=())
+    driver.step(BlocksHeld(first.replica_id, (), BLOCKS[5:]))
+    (other,) = {"a", "b"} - {first.replica_id}
+    driver.step(BlocksHeld(other, BLOCKS[:6]))  # one block more
+    assert one(driver.generate(2, 1800, 10, BLOCKS + NEXT, session="s")).replica_id == other
+
+
+def test_a_prompt_that_does_not_go_on_is_no_turn_of_the_session(start: Start) -> None:
+    driver, _ = turns(start, a=(), b=())
+    lease = one(driver.generate(2, 1000, 10, NEXT, session="s"))
+    assert lease.predicted_s == pytest.approx(1.02)
 
 
 def test_an_adapter_that_a_replica_cannot_load_is_asked_of_another(start: Start) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from random import Random
 from time import perf_counter
 
 import pytest
 
+from routers.api.events import BlocksHeld
 from routers.estimates.prefix_tree import PrefixTree, blocks_of
+from runtimes.synthetic.engine import EngineShape
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (3, 0), (4, 1), (7, 1), (8, 2)])
@@ -113,3 +116,92 @@ def test_prompt_without_whole_blocks_matches_nothing() -> None:
     tree = PrefixTree(1000)
     tree.read("a", (), 100)
     assert tree.matches(()) == {}
+
+
+# ---- replicas that tell what they hold ----------------------------------------------------------
+
+
+def told(**more: object) -> BlocksHeld:
+    return BlocksHeld("a", **more)  # type: ignore[arg-type]
+
+
+def test_what_a_replica_tells_takes_the_place_of_the_estimate() -> None:
+    tree = PrefixTree(1000)
+    tree.read("a", (1, 2, 3), 100)
+    tree.told(told(stored=(1, 7), whole=True))
+    assert tree.is_told("a")
+    assert (tree.match("a", (1, 2, 3)), tree.match("a", (7,)), len(tree)) == (1, 1, 2)
+    tree.told(told(stored=(2,), removed=(7,)))
+    assert (tree.match("a", (1, 2, 3)), tree.match("a", (7,))) == (2, 0)
+
+
+def test_what_is_being_read_counts_until_it_has_ended() -> None:
+    tree = PrefixTree(1000)
+    tree.told(told(whole=True))
+    tree.read("a", (1, 2), 100)
+    tree.read("a", (1, 3), 100)
+    assert tree.match("a", (1, 2)) == 2
+    tree.done("a", (1, 2))
+    assert (tree.match("a", (1, 2)), tree.match("a", (1, 3))) == (1, 2)
+    tree.done("a", (1, 3))
+    assert tree.matches((1, 3)) == {}
+
+
+def test_what_was_sent_before_a_replica_told_is_no_debt() -> None:
+    tree = PrefixTree(1000)
+    tree.read("a", (1, 2), 100)
+    tree.told(told(stored=(1,), whole=True))
+    tree.read("a", (1, 2), 100)
+    tree.done("a", (1, 2))
+    tree.done("a", (1, 2))
+    assert tree.match("a", (1, 2)) == 1
+
+
+def test_until_all_was_told_again_what_was_known_is_the_estimate() -> None:
+    tree = PrefixTree(1000)
+    tree.told(told(stored=(1, 2), whole=True))
+    tree.told(told(stored=(5,), whole=True, partial=True))
+    assert not tree.is_told("a")
+    assert tree.match("a", (1, 2)) == 2
+    tree.read("a", (3,), 100)
+    assert (tree.match("a", (3,)), tree.match("a", (5,))) == (1, 0)
+    tree.told(told(stored=(6,)))
+    assert tree.is_told("a")
+    assert (tree.match("a", (1, 2)), tree.match("a", (5,)), tree.match("a", (3,))) == (0, 1, 1)
+    tree.done("a", (3,))
+    assert tree.matches((3,)) == {}
+
+
+def test_replicas_that_tell_remember_no_more_than_the_bound_either() -> None:
+    tree = PrefixTree(10)
+    tree.told(told(stored=tuple(range(8)), whole=True))
+    tree.told(BlocksHeld("b", tuple(range(8)), whole=True))
+    assert len(tree) == 10
+    tree.told(told(removed=tuple(range(8))))
+    tree.told(BlocksHeld("b", (8, 9)))
+    assert len(tree) == 4
+    assert tree.told_replicas == 2
+
+
+def test_a_replica_that_is_gone_has_told_nothing() -> None:
+    tree = PrefixTree(10)
+    tree.told(told(stored=(1,), whole=True))
+    tree.forget("a")
+    assert (tree.matches((1,)), tree.is_told("a"), len(tree)) == ({}, False, 0)
+
+
+def test_the_tree_is_what_the_engine_holds_whatever_it_drops() -> None:
+    rng = Random(1)
+    engine = EngineShape(0.0, 0.0, 0.0, cache_tokens=160, block_tokens=16).engine()
+    tree = PrefixTree(1000)
+    tree.told(told(whole=True))
+    engine.tell_blocks(lambda *both: tree.told(told(stored=both[0], removed=both[1])))
+    for _ in range(300):
+        start = rng.randrange(6) * 100
+        blocks = (*range(start, start + 3), *range(start + 50, start + rng.randrange(50, 54)))
+        engine.add(None, 16 * len(blocks) + 1, 1, blocks)
+        engine.begin_step()
+        engine.end_step()
+        for first in range(0, 600, 100):
+            probe = (*range(first, first + 3), *range(first + 50, first + 54))
+            assert tree.match("a", probe) == engine.known(probe)

@@ -23,7 +23,14 @@ class Engine:
 
     def __init__(self, *, sequences: int = 4, cache: int = 1000, step: int = 32) -> None:
         self.caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-        self.scheduler = Scheduler(Shape(sequences, cache, step), self.begin)
+        self.blocks: set[int] = set()  # as it tells
+        self.scheduler = Scheduler(Shape(sequences, cache, step), self.begin, self.told)
+
+    def told(self, stored: list[int], removed: list[int]) -> None:
+        assert not self.blocks & set(stored)
+        assert self.blocks >= set(removed)
+        self.blocks |= set(stored)
+        self.blocks -= set(removed)
 
     def begin(self, source: Cache | None, tokens: int, moves: bool) -> Cache:
         if moves:
@@ -261,6 +268,43 @@ def test_whatever_comes_all_are_answered_and_the_cache_holds(seed):
     assert not wanted
     assert done > 10
     assert (engine.scheduler.running, engine.scheduler.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_blocks_that_are_told_are_those_that_a_prompt_finds(seed: int) -> None:
+    drawn = random.Random(seed)
+    engine = Engine(sequences=3, cache=200, step=64)
+    running: list[Sequence] = []
+    found = dropped = 0
+    for _ in range(300):
+        prompt = [drawn.randrange(3)] * 16 * drawn.randint(0, 3) + [9] * drawn.randint(1, 30)
+        sequence = engine.add(prompt, salt=drawn.choice("ab"))
+        had = engine.blocks
+        expected = 0
+        for block in sequence.blocks(len(prompt) - 1):
+            if block not in had:
+                break
+            expected += BLOCK_TOKENS
+        joins = len(running) < 3 and engine.scheduler.waiting == 1
+        leaving = [each for each in running if drawn.random() < 0.2]
+        before = len(had)
+        engine.step(*leaving)
+        running = [each for each in running if each not in leaving]
+        if joins and sequence.running and not engine.scheduler.counts.preemptions:
+            assert sequence.cached == expected
+            found += expected
+        if not sequence.running:
+            engine.scheduler.remove(sequence)
+        else:
+            running.append(sequence)
+        dropped += len(engine.blocks) < before
+        if drawn.random() < 0.3 and running:
+            engine.scheduler.drop(running.pop(0))
+    assert found
+    assert dropped
+    for each in running:
+        engine.scheduler.remove(each)
+    assert 0 < len(engine.blocks) <= 200 // BLOCK_TOKENS
 
 
 def _read(engine: Engine, prompt: int | list[int], **more: str) -> Sequence:

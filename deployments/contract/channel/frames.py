@@ -45,6 +45,7 @@ class Kind(IntEnum):
     ABORT = 13  # gateway: no caller waits for the request; end it
     WATCH = 14  # gateway: say when the batch starts
     CREDIT = 15  # gateway: bytes of STEPS taken in so far on this connection, as the lease id
+    BLOCKS = 16  # gateway: tell from the beginning which blocks of prompts the engine holds
     STARTED = 20  # replica: the lease runs
     REPLY = 21  # replica: the batch's answer
     FAULT = 22  # replica: its device failed the lease, and why
@@ -56,8 +57,8 @@ class Kind(IntEnum):
 
 LATER_KINDS = range(32, 64)  # of versions to come: such a frame is skipped
 GATEWAY_KINDS = frozenset(
-    {Kind.BATCH, Kind.BEGIN, Kind.DROP, Kind.ABORT, Kind.WATCH, Kind.CREDIT, Kind.GOAWAY,
-     *LATER_KINDS}
+    {Kind.BATCH, Kind.BEGIN, Kind.DROP, Kind.ABORT, Kind.WATCH, Kind.CREDIT, Kind.BLOCKS,
+     Kind.GOAWAY, *LATER_KINDS}
 )  # fmt: skip
 REPLICA_KINDS = frozenset(
     {

@@ -7,13 +7,16 @@ in the header. Times are budgets and durations in seconds, never readings of a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
 from deployments.contract.channel.frames import (
     Buffer,
+    MessageError,
     WireMessage,
     check_times,
     check_turn,
@@ -23,6 +26,9 @@ from deployments.contract.channel.frames import (
 from deployments.contract.codec import WIRE
 from routers.api.requests import FlowWork
 from runtimes.types import DeviceMemory, EngineLoad
+
+HASH_BYTES = 8
+MAX_HASHES = 1 << 17  # of two million tokens, in blocks of 16
 
 
 class StreamEnd(Enum):
@@ -57,6 +63,10 @@ class GenerateCall(WireMessage, frozen=True):
     # Both 0: not known.
     input_s: float = 0.0
     output_s: float = 0.0
+    hashes: bytes = (
+        b""  # of the prompt's blocks, as in `StreamRequest`; to a replica that tells of them
+    )
+    hashed_tokens: int = 0  # of the whole prompt
 
 
 class Piece(WireMessage, frozen=True):
@@ -86,6 +96,21 @@ class SharesMessage(WireMessage, frozen=True):
     waiting: tuple[FlowWork, ...] | None = None  # None: as the replica last said
 
 
+class BlocksMessage(WireMessage, frozen=True):
+    """What has changed of the blocks of prompts that the engine holds, of all gateways' prompts.
+    Hashes are `packed`."""
+
+    fields_in_3: ClassVar[int] = 5
+
+    number: int  # of those on this connection, from 1 on without a gap
+    stored: bytes = b""
+    removed: bytes = b""
+    whole: bool = False  # nothing that was told before holds any more
+    # Whether this is not all yet that the engine holds: the next ones bring more, or it is not
+    # known. A gateway estimates until one comes without.
+    partial: bool = False
+
+
 class StepMessage(WireMessage, frozen=True):
     """What a gateway's requests have produced. Without pieces it still says that the replica
     lives. `held` and `seen` are as in `api.requests.Report`."""
@@ -104,6 +129,7 @@ class StepMessage(WireMessage, frozen=True):
     read: int = 0
     written: int = 0
     device_memory: DeviceMemory | None = None  # as in `BatchReply`
+    blocks: BlocksMessage | None = None  # None: nothing has changed, or the engine does not tell
 
 
 _read_generate = msgspec.msgpack.Decoder(GenerateCall).decode
@@ -120,6 +146,7 @@ def decode_generate(body: memoryview) -> GenerateCall:
     call = read_header(body, _read_generate)
     check_times(call.budget_s, call.input_s, call.output_s)
     check_turn(call.rank, call.charges, call.waiting)
+    _check_packed(call.hashes)
     return call
 
 
@@ -130,4 +157,23 @@ def encode_steps(message: StepMessage, version: int = WIRE) -> list[Buffer]:
 
 def decode_steps(body: memoryview) -> StepMessage:
     """The inverse of `encode_steps`. Raises MessageError."""
-    return read_header(body, _read_steps)
+    message = read_header(body, _read_steps)
+    if message.blocks is not None:
+        _check_packed(message.blocks.stored)
+        _check_packed(message.blocks.removed)
+    return message
+
+
+def packed(hashes: Sequence[int]) -> bytes:
+    """Hashes of 64 bits without a sign."""
+    return np.array(hashes, dtype="<u8").tobytes()
+
+
+def unpacked(data: bytes) -> tuple[int, ...]:
+    """The inverse of `packed`."""
+    return tuple(np.frombuffer(data, dtype="<u8").tolist())
+
+
+def _check_packed(data: bytes) -> None:
+    if len(data) % HASH_BYTES or len(data) > MAX_HASHES * HASH_BYTES:
+        raise MessageError(f"{len(data)} bytes of hashes, {MAX_HASHES} hashes are the most")

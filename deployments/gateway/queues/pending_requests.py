@@ -99,6 +99,7 @@ class Prompt:
     total_tokens: int = 0  # of all prompts of the request
     salt: str = ""  # whose cached prompts it may find; "": everybody's
     fingerprint: bytes = b""  # equal where an engine is given the same work
+    hashed_tokens: int = 0  # of the prompt that the hashes of `generation.blocks` are of
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from math import inf
 from deployments.contract import errors
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
 from deployments.contract.channel.stream_messages import (
+    BlocksMessage,
     GenerateCall,
     Piece,
     SharesMessage,
@@ -25,6 +26,8 @@ from deployments.contract.channel.stream_messages import (
     StreamEnd,
     decode_steps,
     encode_generate,
+    packed,
+    unpacked,
 )
 from deployments.contract.description import Generating
 from deployments.gateway.queues.connections import ReplicaChannel
@@ -53,7 +56,15 @@ from deployments.gateway.queues.pending_requests import (
 from deployments.gateway.queues.suspect_permits import SuspectPermits
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Abort, Dispatch, Evict, Reject
-from routers.api.events import AdaptersHeld, Cancel, Closed, Opened, PeersServed, Progress
+from routers.api.events import (
+    AdaptersHeld,
+    BlocksHeld,
+    Cancel,
+    Closed,
+    Opened,
+    PeersServed,
+    Progress,
+)
 from routers.api.requests import (
     NO_TOKENS,
     FlowWork,
@@ -91,6 +102,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
         self._peer_demand = PeerQueueDepth()
         # By replica: what it said of other gateways, to be reported with the end of a run.
         self._shares: dict[str, SharesMessage] = {}
+        # By replica that tells which blocks of prompts it holds: the number of its last message.
+        self._blocks_told: dict[str, int] = {}
 
         # By replica, as of its last message.
         self.loads: dict[str, EngineLoad] = {}  # as its engine counts
@@ -130,6 +143,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
         there = [run for run in self._by_replica.get(replica_id, {}).values() if run.begun]
         if there:
             self._owner.replica_lost(replica_id, there)
+        if self._blocks_told.pop(replica_id, None) is not None:
+            self._owner.blocks_held(replica_id, _NOT_KNOWN)
         super()._lose(replica_id, reason)
 
     def _returns(self, run: StreamRun) -> bool:
@@ -165,6 +180,8 @@ class StreamCalls(LeaseCalls[StreamRun]):
                 self.device_memory[replica_id] = message.device_memory
         if message.shares is not None:
             self._learn_of_peers(replica_id, message)
+        if message.blocks is not None:
+            self._learn_of_blocks(replica_id, message.blocks)
         for piece in message.pieces:
             run = self._by_replica.get(replica_id, {}).get(piece.lease_id)
             try:
@@ -204,6 +221,23 @@ class StreamCalls(LeaseCalls[StreamRun]):
             self._peer_demand.report_lost(run.lease.replica_id)
         self._owner.closed(run, end, report)
 
+    # ---- what replicas report of the blocks that they hold ----------------------------------
+
+    def tells_blocks(self, replica_id: str) -> bool:
+        return replica_id in self._blocks_told
+
+    def _learn_of_blocks(self, replica_id: str, told: BlocksMessage) -> None:
+        """Pass it on, unless one before it is missing: then ask for everything again, and pass on
+        nothing until that comes."""
+        last = self._blocks_told.get(replica_id)
+        if told.whole or told.number - 1 == last:
+            self._blocks_told[replica_id] = told.number
+            self._owner.blocks_held(replica_id, told)
+        elif last is not None:
+            del self._blocks_told[replica_id]
+            self._owner.blocks_held(replica_id, _NOT_KNOWN)
+            self._channel.send(replica_id, Kind.BLOCKS, 0)
+
     # ---- what replicas report of other gateways -------------------------------------------------
 
     def _learn_of_peers(self, replica_id: str, message: StepMessage) -> None:
@@ -234,6 +268,7 @@ class StreamCalls(LeaseCalls[StreamRun]):
         )
 
 
+_NOT_KNOWN = BlocksMessage(0, whole=True, partial=True)
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
 
@@ -416,9 +451,13 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         left_s = max(pending.request.expires - now, 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
         input_s, output_s = self._prices.at(self._settings.generation, self.snapshot, now)
+        generation = self._settings.generation
+        wanted = generation is not None and generation.affinity == "prefix"
+        told = wanted and self.calls.tells_blocks(lease.replica_id)
+        hashes = packed(prompt.generation.blocks) if told else b""
         return GenerateCall(
             prompt.endpoint, prompt.body, left_s, priority, prompt.salt, lease.rank, lease.charges,
-            waiting, input_s, output_s,
+            waiting, input_s, output_s, hashes, prompt.hashed_tokens if hashes else 0,
         )  # fmt: skip
 
     def peers_served(self, replica_id: str, report: Report) -> None:
@@ -429,6 +468,11 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         """The replica reports other adapters than before."""
         held = AdaptersHeld(replica_id, adapters.held, adapters.load_s, adapters.failing)
         self._step(held, clock())
+
+    def blocks_held(self, replica_id: str, told: BlocksMessage) -> None:
+        """The replica reports what has changed of the blocks of prompts that it holds."""
+        stored, removed = unpacked(told.stored), unpacked(told.removed)
+        self._step(BlocksHeld(replica_id, stored, removed, told.whole, told.partial), clock())
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

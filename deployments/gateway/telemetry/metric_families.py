@@ -194,6 +194,12 @@ MEMORY = Scope(("model", "replica", "part"), lambda s: [
     if size is not None])
 ENGINE = Scope(("model", "replica"), lambda s: [
     ((m.model, replica), load) for m in s.levels.models for replica, load in m.engines.items()])
+GENERATING = Scope(("model",), lambda s: [
+    ((m.model,), m.core.generation) for m in s.levels.models if m.core.generation is not None])
+CACHED = Scope(("model", "known"), lambda s: [
+    ((m.model, known), account) for m in s.levels.models if m.core.generation is not None
+    for known, account in (("told", m.core.generation.told),
+                           ("estimated", m.core.generation.estimated))])
 CONTROLLER = Scope(("model", "controller"), lambda s: [
     ((m.model, c.name), c) for m in s.levels.models for c in m.core.controllers])
 MODE = Scope(("model", "controller", "mode"), lambda s: [
@@ -408,6 +414,13 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("replica_prefix_queries", ENGINE, "Prompt tokens it looked for in its cache.",
             lambda e: e.prefix_queries),
     counter("replica_prefix_hits", ENGINE, "Of those, tokens found.", lambda e: e.prefix_hits),
+    gauge("replicas_telling_blocks", GENERATING,
+          "Replicas that tell which blocks of prompts they hold.", lambda g: g.told_replicas),
+    counter("predicted_cached_tokens", CACHED,
+            "Prompt tokens that were predicted to be cached where they were sent.",
+            lambda c: c.predicted),
+    counter("found_cached_tokens", CACHED, "Prompt tokens of these requests that were.",
+            lambda c: c.found),
     counter("replica_engine_steps", ENGINE, "Steps it made.", lambda e: e.steps),
     gauge("replica_adapters_resident", ENGINE, "Adapters it holds.",
           lambda e: len(e.adapters.held) if e.adapters else 0),

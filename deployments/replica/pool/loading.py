@@ -27,6 +27,7 @@ from deployments.contract.registry import ReplicaProgress
 from deployments.contract.scaling.messages import PoolModel
 from deployments.replica import backend_env, describe, device_memory
 from deployments.replica.artifacts.local_model import local_model
+from deployments.replica.block_index import BlockIndex
 from deployments.replica.known_costs import cost_sources
 from deployments.replica.pool.serving import LoadedModel, PoolContext, ServedResident
 from deployments.replica.startup import StartupProgress, settings_here
@@ -108,7 +109,8 @@ class ModelLoader:
         )  # fmt: skip
         backend_env.set_engine_variables(found)
         sleeps = self.gpus is not None and self.asleep_bytes > 0
-        runtime = catalog.create_stream(replace(found, sleeps=sleeps))
+        blocks = BlockIndex()
+        runtime = catalog.create_stream(replace(found, sleeps=sleeps, blocks=blocks))
         try:
             if not isinstance(runtime, Sleeping):
                 raise LoadError(f"runtime {settings.runtime} shares no process with other models")
@@ -127,8 +129,9 @@ class ModelLoader:
             grown = device_memory.growth(on_gpus, now)
         size, took_s = max(grown, files_bytes) + limits.cache_bytes, time.perf_counter() - began
         return LoadedModel(
-            model.name, model.key, settings, runtime, version, size, took_s, on_gpu, files_bytes
-        )
+            model.name, model.key, settings, runtime, version, size, took_s, on_gpu, files_bytes,
+            blocks=blocks,
+        )  # fmt: skip
 
     def _check_limit(self) -> None:
         resident_mib = _resident_bytes() / _MIB

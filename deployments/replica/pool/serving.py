@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from deployments.contract.codec import SPOKEN_TEXT
 from deployments.contract.registry import PoolMember
 from deployments.process.sockets import server_tls
+from deployments.replica.block_index import BlockIndex
 from deployments.replica.channel_server import ChannelServer
 from deployments.replica.device import DeviceTurn, DeviceWorker, FailedRows, Job, hang_limits
 from deployments.replica.device_memory import MemoryCap
@@ -46,6 +47,7 @@ class LoadedModel:
     weights_bytes: int = 0  # of an engine: of the host's memory, where a GPU's is given back
     asleep_bytes: int | None = None  # an engine that sleeps: where `size_bytes` were; None: awake
     wake_s: float = 0.0  # of an engine: its last waking, before that falling asleep; 0.0: neither
+    blocks: BlockIndex | None = None  # of an engine: what it tells of its cache
 
     @property
     def held_bytes(self) -> int:
@@ -182,8 +184,9 @@ class _EngineResident(ServedResident):
         assert isinstance(loaded.runtime, Sleeping)
         at_once = loaded.runtime.limits().max_sequences
         core = self._streams = StreamCore(
-            loaded.runtime, at_once * WAITING_SHARE, at_once, on_death=self._died
-        )
+            loaded.runtime, at_once * WAITING_SHARE, at_once, on_death=self._died,
+            blocks=loaded.blocks,
+        )  # fmt: skip
         super().__init__(loaded, core, loaded.settings.max_timeout_s)
         limits = hang_limits(loaded.settings)
         watching = watch_stalls(

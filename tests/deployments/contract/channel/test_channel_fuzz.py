@@ -39,6 +39,7 @@ from deployments.contract.channel.handshake import (
     refusal,
 )
 from deployments.contract.channel.stream_messages import (
+    BlocksMessage,
     GenerateCall,
     Piece,
     SharesMessage,
@@ -48,6 +49,7 @@ from deployments.contract.channel.stream_messages import (
     decode_steps,
     encode_generate,
     encode_steps,
+    packed,
 )
 from runtimes.types import DTYPES, EngineLoad, Ragged
 
@@ -87,12 +89,17 @@ REPLIES = [
 ]  # fmt: skip
 GENERATES = [
     GenerateCall("chat", b'{"messages": []}', 3.0, 1),
-    GenerateCall("chat", b"{}", 3.0, 1, "salt", (0, 1, 2.0), WORK, WORK, 0.5, 0.25),
+    GenerateCall(
+        "chat", b"{}", 3.0, 1, "salt", (0, 1, 2.0), WORK, WORK, 0.5, 0.25, packed((1, 2)), 40
+    ),
 ]
 STEPS = [
     StepMessage(PIECES, 1, 2, 3, EngineLoad(1, 2, 0.5)),
     StepMessage((), 0, 0, 0, EngineLoad()),
     StepMessage(PIECES, 1, 2, 3, EngineLoad(), SharesMessage((1.0,), WORK, None)),
+    StepMessage(
+        (), 1, 2, 3, EngineLoad(), blocks=BlocksMessage(1, packed((1, 2**64 - 1)), packed((3,)))
+    ),
 ]
 MESSAGES: list[tuple[Kind, bytes]] = [
     *((Kind.BATCH, b"".join(encode_call(each))) for each in CALLS),

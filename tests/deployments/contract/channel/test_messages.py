@@ -35,6 +35,8 @@ from deployments.contract.channel.frames import (
     to_batch,
 )
 from deployments.contract.channel.stream_messages import (
+    MAX_HASHES,
+    BlocksMessage,
     GenerateCall,
     Piece,
     SharesMessage,
@@ -44,6 +46,8 @@ from deployments.contract.channel.stream_messages import (
     decode_steps,
     encode_generate,
     encode_steps,
+    packed,
+    unpacked,
 )
 from runtimes.types import DTYPES, EngineLoad, Ragged
 
@@ -245,7 +249,7 @@ def test_what_version_3_lacks_is_cut_for_its_readers(monkeypatch: pytest.MonkeyP
     pieces, *others = msgspec.msgpack.decode(encode_steps(message, 3)[0])
     assert (len(pieces[0]), len(others)) == (7, 4)
     pieces, *others = msgspec.msgpack.decode(encode_steps(message, 4)[0])
-    assert (len(pieces[0]), len(others)) == (9, 8)
+    assert (len(pieces[0]), len(others)) == (9, 9)
 
 
 # ---- messages that do not add up ----------------------------------------------------------------
@@ -458,3 +462,21 @@ def test_rows_that_lie_apart_are_sent_as_one_tensor(shapes: Any, at: int) -> Non
     )
     found = decode_call(body(parts, at)).inputs["x"]
     assert (found.data.tolist(), found.shapes) == ([0, 1, 2, 7, 8], shapes)
+
+
+@pytest.mark.parametrize("size", [1, 7, 9, 8 * MAX_HASHES + 8])
+def test_hashes_that_are_none_or_too_many_are_refused(size: int) -> None:
+    call = GenerateCall("chat", b"", 1.0, hashes=bytes(size))
+    with pytest.raises(MessageError, match="hashes"):
+        decode_generate(body(encode_generate(call)))
+    for told in (BlocksMessage(1, bytes(size)), BlocksMessage(1, b"", bytes(size))):
+        message = StepMessage((), 0, 0, 0, EngineLoad(), blocks=told)
+        with pytest.raises(MessageError, match="hashes"):
+            decode_steps(body(encode_steps(message)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, MAX_HASHES])
+def test_hashes_come_back_as_they_were(count: int) -> None:
+    hashes = tuple(2**64 - 1 - at for at in range(count))
+    call = GenerateCall("chat", b"", 1.0, hashes=packed(hashes))
+    assert unpacked(decode_generate(body(encode_generate(call))).hashes) == hashes
