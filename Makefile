@@ -162,7 +162,7 @@ test: lint unit-others kube prometheus
 	wait $$beside || failed=1; cat out/beside.log; exit $$failed
 
 # The real engine: its conformance, and the example served as a user would. Left to whoever changes
-# them: tests/conformance/test_vllm_speculative.py, and test_beside_vllm.py, beside vLLM's own server.
+# them: tests/conformance/test_vllm_{speculative,blocks}.py, and test_beside_vllm.py, beside vLLM's server.
 VLLM_TESTS := $(patsubst %,tests/conformance/test_vllm_%.py,stream fields) \
   tests/hostile/test_fuzz_generation.py tests/integration
 test-vllm: vllm
