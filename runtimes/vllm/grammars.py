@@ -6,7 +6,8 @@ behind a large one, and the system runs them only when nothing else wants the pr
 of the interpreter while they compile. What a grammar may be is bounded by `structured_outputs`.
 
 The engine's process makes its scheduler from a class that it is given by name; that is where the
-threads are put in, and what tells of blocks (`block_events`). Leans on vLLM 0.32's insides.
+threads are put in, what tells of blocks (`block_events`), and what chooses whether tokens are
+proposed (`drafting`). Leans on vLLM 0.32's insides.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from runtimes.vllm.block_events import TellsBlocks
+from runtimes.vllm.drafting import ChoosesDrafting
 
 THREADS = 8
 _NICENESS = 19  # threads that these start have it as well
@@ -31,13 +33,13 @@ def scheduler(*, is_async: bool) -> str:
     return f"{__name__}.{chosen.__name__}"
 
 
-class SynchronousScheduler(TellsBlocks, Scheduler):  # type: ignore[misc]
+class SynchronousScheduler(TellsBlocks, ChoosesDrafting, Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, structured_output_manager: Any, **more: Any) -> None:
         _compile_behind(structured_output_manager)
         super().__init__(*args, structured_output_manager=structured_output_manager, **more)
 
 
-class AsynchronousScheduler(TellsBlocks, AsyncScheduler):  # type: ignore[misc]
+class AsynchronousScheduler(TellsBlocks, ChoosesDrafting, AsyncScheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, structured_output_manager: Any, **more: Any) -> None:
         _compile_behind(structured_output_manager)
         super().__init__(*args, structured_output_manager=structured_output_manager, **more)

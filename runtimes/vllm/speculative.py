@@ -2,8 +2,9 @@
 
 The engine keeps of each proposal what it would have written itself, so greedy answers stay the
 same. It pays where steps wait for memory: proposals cost arithmetic, and with many sequences there
-is none to spare. From `off_above` sequences a step on none are made. Written as vLLM's
-`speculative_config`. Source: vLLM 0.32, "Speculative decoding"; Leviathan et al., ICML 2023.
+is none to spare. From `off_above` sequences a step on none are made; where that is `measured`, none
+where they do not pay (`drafting`). Written as vLLM's `speculative_config`.
+Source: vLLM 0.32, "Speculative decoding"; Leviathan et al., ICML 2023.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Speculative:
     model: str | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    off_above: int | None = None
+    off_above: int | Literal["measured"] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.tokens <= MAX_TOKENS:
             raise ValueError(f"option 'tokens' is {self.tokens}, it must be 1 to {MAX_TOKENS}")
         for name in ("prompt_lookup_min", "prompt_lookup_max", "off_above"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"option '{name}' is {value}, it must be 1 or more")
         by_folder = self.method in _FOLDER
         if by_folder != (self.model is not None):
@@ -60,7 +61,9 @@ class Speculative:
             least, most = self.prompt_lookup_min, self.prompt_lookup_max
             made["prompt_lookup_min"] = least or min(_NGRAM_MIN, most or _NGRAM_MIN)
             made["prompt_lookup_max"] = most or max(_NGRAM_MAX, least or 0)
-        if self.off_above is not None:
+        if self.off_above == "measured":
+            made["num_speculative_tokens_per_batch_size"] = [[1, _MOST_SEQUENCES, self.tokens]]
+        elif self.off_above is not None:
             made["num_speculative_tokens_per_batch_size"] = [
                 [1, self.off_above, self.tokens],
                 [self.off_above + 1, _MOST_SEQUENCES, 0],

@@ -124,3 +124,16 @@ async def test_with_more_sequences_than_said_nothing_is_proposed(models: Models)
         await asyncio.gather(*(hear(runtime, body) for body in bodies))
         together = (await settled(runtime, within_s=5)).drafted - drafted
         assert together <= 8 * 3
+
+
+async def test_proposals_that_are_never_right_end_by_themselves(models: Models) -> None:
+    expected = await plain_answers(models)
+    other = {"method": "draft_model", "tokens": 3, "model": models.folder_of("other")}
+    async with loaded(models, speculative={**other, "off_above": "measured"}) as runtime:
+        assert await answers(runtime, stream=False) == expected
+        body = completion(PROMPTS[-1], max_tokens=100)
+        for _ in range(3):
+            await hear(runtime, body)
+        before = (await settled(runtime, within_s=5)).drafted
+        await hear(runtime, body)
+        assert (await settled(runtime, within_s=5)).drafted - before <= 3

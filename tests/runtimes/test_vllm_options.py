@@ -139,6 +139,7 @@ def test_no_argument_is_in_two_classes() -> None:
         ({"method": "eagle", "tokens": 3, "model": "/d", "prompt_lookup_max": 2}, "are for ngram"),
         ({"method": "ngram", "tokens": 3, "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "above"),
         ({"method": "ngram", "tokens": 3, "off_above": 0}, "must be 1 or more"),
+        ({"method": "ngram", "tokens": 3, "off_above": "auto"}, "it takes"),
         ({"method": "ngram", "tokens": 3, "of_above": 4}, "did you mean 'off_above'"),
     ],
 )
@@ -165,6 +166,10 @@ def test_speculation_is_written_as_the_engine_reads_it() -> None:
     assert drafted["model"] == "/d"
     low, high = drafted["num_speculative_tokens_per_batch_size"]
     assert (low, high[0], high[2]) == ([1, 8, 2], 9, 0)
+    (whole,) = speculation(method="ngram", tokens=3, off_above="measured")[
+        "num_speculative_tokens_per_batch_size"
+    ]
+    assert (whole[0], whole[2]) == (1, 3)
     assert not [each for each in given() if "speculative" in each]
 
 

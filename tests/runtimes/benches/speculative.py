@@ -4,9 +4,9 @@
 vLLM in this process, as a replica runs it. Its layers behind the second add nothing, so that a
 draft of its first two proposes what it would write itself (`best draft`); another random model of
 two layers proposes nothing that is kept (`worst draft`); `ngram` proposes what it finds. `best, off
-above 4` stops with more sequences. All engines are loaded, one runs at a time, and they take turns
-in each round. Told are output tokens a second, the median of `--rounds`, and the share of proposals
-that was kept. Greedy answers of all must be equal.
+above 4` stops with more sequences, `measured` where proposals do not pay. All engines are loaded,
+one runs at a time, and they take turns in each round. Told are output tokens a second, the median
+of `--rounds`, and the share of proposals that was kept. Greedy answers of all must be equal.
 """
 
 from __future__ import annotations
@@ -58,12 +58,15 @@ def _layer(name: str) -> int:
 
 def variants(folders: dict[str, Path]) -> dict[str, dict[str, Any]]:
     best = {"method": "draft_model", "tokens": TOKENS_AHEAD, "model": str(folders["best"])}
+    worst = {**best, "model": str(folders["worst"])}
     return {
         "off": {},
         "ngram": {"speculative": {"method": "ngram", "tokens": TOKENS_AHEAD}},
         "best draft": {"speculative": best},
         "best, off above 4": {"speculative": {**best, "off_above": 4}},
-        "worst draft": {"speculative": {**best, "model": str(folders["worst"])}},
+        "worst draft": {"speculative": worst},
+        "best, measured": {"speculative": {**best, "off_above": "measured"}},
+        "worst, measured": {"speculative": {**worst, "off_above": "measured"}},
     }
 
 
