@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from deployments.replica import known_costs as stored
 from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.profile import generation
 from deployments.tools.profile.fitting import Knee
 from deployments.tools.profile.lengths import share_longer
 from deployments.tools.profile.measure import (
@@ -21,12 +22,14 @@ from deployments.tools.profile.measure import (
     Findings,
     ProfileOptions,
     chosen,
+    named,
     profiled,
 )
 from deployments.tools.profile.sweep import TimedRun
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Cell, Table
 from routers.estimates.cost.residuals import at_quantile
+from runtimes.catalog import GENERATE
 
 STOPPED = 130
 _BUSY = 0.1  # of the processors used by others: from here on it is said
@@ -39,6 +42,8 @@ _STAGES = {
 def profile(options: ProfileOptions, *, dry_run: bool, as_json: bool) -> int:
     """The exit code. Raises SettingsErrors, WrongArguments, CannotProfile, and what reading lengths
     raises."""
+    if named(options)[1].task == GENERATE:
+        return generation.profile(options, as_json=as_json)
     found = chosen(options)
     with shown_progress(found.name) as note:
         findings = profiled(found, options.seconds, options.seed, note)

@@ -24,6 +24,7 @@ from typing import Any, get_args, get_type_hints
 from deployments.replica.describe import runtime_settings
 from deployments.settings.model import ModelSettings
 from deployments.tools.console.progress_bar import shown_progress
+from deployments.tools.profile import generation
 from deployments.tools.profile.backend_loop import plain_batch, sorted_groups
 from deployments.tools.profile.lengths import WrongArguments, as_taken
 from deployments.tools.profile.measure import (
@@ -32,6 +33,7 @@ from deployments.tools.profile.measure import (
     ProfileOptions,
     chosen,
     created,
+    named,
 )
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number
@@ -72,6 +74,8 @@ class Timed:
 
 def compare(options: ProfileOptions, names: Sequence[str], *, as_json: bool) -> int:
     """The exit code. Raises as `profile` does; nothing is stored."""
+    if named(options)[1].task == catalog.GENERATE:
+        return generation.profile(options, names, as_json=as_json)
     found = chosen(options)
     skipped: dict[str, str] = {}
     wanted = list(candidates(names, found.model, skipped))

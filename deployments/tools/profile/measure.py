@@ -66,20 +66,21 @@ class ChosenModel:
     cache_dir: Path
 
 
-def chosen(options: ProfileOptions) -> ChosenModel:
-    """Raises SettingsErrors, WrongArguments, CannotProfile, TraceError and ScenarioErrors."""
+def named(options: ProfileOptions) -> tuple[str, ModelSettings]:
+    """The model of the file. Raises SettingsErrors and WrongArguments."""
     models = load(options.file).models
     name = options.model or (next(iter(models)) if len(models) == 1 else "")
     if name not in models:
         listed = ", ".join(models)
         what = f"no model {name!r} there" if name else "a model must be named"
         raise WrongArguments(f"{options.file}: {what}; it has {listed}")
-    model, folder = models[name], cache_dir()
-    if model.task == "generate":
-        raise WrongArguments(
-            f"{name} generates: its engine forms the batches, and each replica measures its steps "
-            "at its start"
-        )
+    return name, models[name]
+
+
+def chosen(options: ProfileOptions) -> ChosenModel:
+    """A model whose batches are formed. Raises SettingsErrors, WrongArguments, CannotProfile,
+    TraceError and ScenarioErrors."""
+    (name, model), folder = named(options), cache_dir()
     try:
         settings = runtime_settings(name, model, folder, lambda phase, fraction: None)
     except RuntimeFault as error:

@@ -140,10 +140,3 @@ def test_a_model_that_does_not_load_exits_1_in_its_backends_words(file: Path) ->
     assert (done.exit_code, done.stdout) == (1, "")
     assert "ONNX" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_model_that_generates_is_refused_with_the_reason(file: Path) -> None:
-    file.write_text("models: {chat: {runtime: synthetic, task: generate}}\n")
-    done = run(file)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "chat generates: its engine forms the batches" in done.stderr
