@@ -80,6 +80,7 @@ class Residents:
         self._leaving: dict[_ServedModel, asyncio.Task[None]] = {}
         self._coming: PoolModel | None = None  # being loaded
         self._kept: dict[Key, LoadedModel] = {}  # warm, longest unused first
+        self._moving: dict[Key, int] = {}  # as `_host_bytes`, of those that fall asleep or wake
         self._failed: dict[str, _FailedLoad] = {}
         self._sizes: dict[Key, int] = {}
         self._on_gpu: dict[Key, bool] = {}  # of models that came, whether they use the GPUs
@@ -203,7 +204,7 @@ class Residents:
         loaded = self._kept.pop(_key(model), None)
         if loaded is not None and loaded.asleep_bytes is not None:
             loaded = await self._wake(model, loaded)
-        elif loaded is None:
+        if loaded is None:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
@@ -222,18 +223,26 @@ class Residents:
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
 
-    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
-        """For want of room it sleeps on."""
+    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel | None:
+        """For want of room it sleeps on. None: it cannot wake any more, and is closed."""
+        key = _key(model)
+        self._moving[key] = loaded.host_bytes  # there until it is awake
         try:
-            await self._make_room(model, loaded.size_bytes)
-        except LoadError:
-            self._kept[_key(model)] = loaded
-            raise
-        try:
-            awake = await self._loading.wake(model, loaded)
-        except BaseException:
-            await loaded.close()
-            raise
+            try:
+                await self._make_room(model, loaded.size_bytes)
+            except BaseException:
+                self._kept[key] = loaded
+                raise
+            try:
+                awake = await self._loading.wake(model, loaded)
+            except BaseException as fault:
+                await loaded.close()
+                if not isinstance(fault, Exception):
+                    raise
+                logger.exception("it cannot wake, and is loaded anew", extra={"model": model.name})
+                return None
+        finally:
+            del self._moving[key]
         logger.info("awake after %.2f s", awake.wake_s, extra={"model": model.name})
         return awake
 
@@ -305,20 +314,29 @@ class Residents:
         loaded = held.loaded
         if not isinstance(loaded.runtime, Sleeping):
             return loaded
-        if loaded.on_gpu and loaded.weights_bytes > self._asleep_bytes:
+        weights = loaded.weights_bytes if loaded.on_gpu else 0
+        if weights > self._asleep_bytes:
             return None
-        while loaded.on_gpu and self._host_bytes + loaded.weights_bytes > self._asleep_bytes:
-            await self._free(next(key for key, each in self._kept.items() if each.host_bytes))
+        while weights and self._host_bytes + weights > self._asleep_bytes:
+            spare = next((key for key, each in self._kept.items() if each.host_bytes), None)
+            if spare is None:  # the others fall asleep or wake just now
+                return None
+            await self._free(spare)
+        key = _key(loaded)
+        self._moving[key] = weights
         try:
             return await self._loading.sleep(held.model, loaded)
         except Exception:
             logger.exception("it cannot sleep", extra={"model": loaded.name})
             return None
+        finally:
+            del self._moving[key]
 
     @property
     def _host_bytes(self) -> int:
         """That engines' weights take which were on a GPU."""
-        return sum(each.host_bytes for each in self._kept.values())
+        asleep = sum(each.host_bytes for each in self._kept.values())
+        return asleep + sum(self._moving.values())
 
     async def _free(self, key: Key) -> None:
         await self._kept.pop(key).close()
@@ -355,8 +373,6 @@ def _may_use_gpus(model: PoolModel) -> bool:
     """What settings tell of a model that was not loaded yet."""
     settings = model.args.get("settings", {})
     on_cpus = (settings.get("options") or {}).get("device") == "cpu"
-    engine = settings.get("task") == "generate"
-    on_cpus = on_cpus or (engine and settings.get("runtime") != "vllm")
     return settings.get("runtime") not in ("openvino", "synthetic") and not on_cpus
 
 
