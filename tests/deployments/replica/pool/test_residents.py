@@ -175,6 +175,7 @@ async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
     """Of engines on the GPU, half a MiB may sleep beside it; a test may say otherwise."""
     pool = Pool(getattr(request, "param", MIB // 2))
     yield pool
+    pool.loads.may_sleep.set()
     for served in pool.loads.served.values():
         served.idle.set()
     assert not pool.task.done()
