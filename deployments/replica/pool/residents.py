@@ -133,10 +133,9 @@ class Residents:
         """Room for further models; below 0 if other processes have left less than is held. Warm
         models that are not served would make way. The GPUs count while a model that uses them is
         there or comes."""
-        served = [held.loaded for held in [*self._held.values(), *self._leaving]]
         comes = self._coming is not None and self._on_gpu.get(_key(self._coming), False)
         on_gpu = comes or any(each.on_gpu for each in self._loaded())
-        return self._room(served, on_gpu=on_gpu)[0]
+        return self._room(self._present(), on_gpu=on_gpu)[0]
 
     def key_of(self, member: str) -> bytes:
         """What a gateway must know to connect. Raises LookupError if the member is gone."""
@@ -257,19 +256,21 @@ class Residents:
             await self._free(next(iter(self._kept)))  # the oldest
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
-        """Free warm models until the model fits. Raises LoadError if it cannot fit."""
+        """Free warm models until the model fits; where that would not be enough, only those for
+        which other processes leave no room, and wait for models that leave. Raises LoadError if it
+        cannot fit."""
         on_gpu = self._on_gpu[_key(model)]
         while (room := self._room(self._loaded(), on_gpu=on_gpu))[0] < size_bytes:
             tight = room[2] is _OF_GPUS
             spare = next((key for key, it in self._kept.items() if it.on_gpu or not tight), None)
-            if spare is not None:
+            free, bound, whose = self._room(self._present(), on_gpu=on_gpu)
+            if spare is not None and (free >= size_bytes or room[0] < 0):
                 await self._free(spare)
             elif self._leaving:
                 await asyncio.wait(
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
                 )
             else:
-                free, bound, whose = room
                 raise LoadError(
                     f"model {model.name} takes {_mib(size_bytes)} MiB, and of this pool replica's "
                     f"{_mib(bound)} MiB ({whose}) {_mib(free)} are free"
@@ -343,9 +344,12 @@ class Residents:
 
     # ---- what there is ------------------------------------------------------------------------
 
+    def _present(self) -> list[LoadedModel]:
+        """Those that cannot make way at once."""
+        return [each.loaded for each in (*self._held.values(), *self._leaving)]
+
     def _loaded(self) -> list[LoadedModel]:
-        held = [*self._held.values(), *self._leaving]
-        return [*(each.loaded for each in held), *self._kept.values()]
+        return [*self._present(), *self._kept.values()]
 
     def _room(self, loaded: Sequence[LoadedModel], *, on_gpu: bool) -> tuple[int, int, str]:
         """Bytes beside these models, for one that uses the GPUs or not; of how many, and whose

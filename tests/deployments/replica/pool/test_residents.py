@@ -576,3 +576,16 @@ async def test_a_small_models_engine_needs_room_on_the_gpus_before_it_is_loaded(
     pool.residents.hold([PoolModel("a", "k", {"settings": settings})])
     await until(lambda: "a" in pool.reasons)
     assert pool.loads.loaded == []
+
+
+@pytest.mark.parametrize("pool", [4 * MIB], indirect=True)
+async def test_others_sleep_on_where_the_room_of_one_that_leaves_is_waited_for(pool: Pool) -> None:
+    pool.loads.engines = {"a", "b", "c"}
+    pool.loads.sizes = {"a": 5 * MIB // 4, "b": 5 * MIB // 4, "c": MIB // 4}
+    for name in ("c", "a"):
+        await pool.hold(name)
+        await at_rest(pool)
+    await pool.hold("b")
+    await pool.hold("a")
+    assert list(kept(pool)) == ["c", "b"]
+    assert pool.loads.woken == ["a"]
