@@ -176,7 +176,7 @@ class Residents:
     async def close(self) -> None:
         """Drain and free everything. Call it after `run` was cancelled."""
         for name in list(self._held):
-            self._let_go(name)
+            self._let_go(name, keep=False)
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
         while self._kept:

@@ -589,3 +589,14 @@ async def test_others_sleep_on_where_the_room_of_one_that_leaves_is_waited_for(p
     await pool.hold("a")
     assert list(kept(pool)) == ["c", "b"]
     assert pool.loads.woken == ["a"]
+
+
+async def test_an_engine_does_not_sleep_where_its_process_ends() -> None:
+    """Its weights would be copied for nobody."""
+    pool = Pool(4 * MIB)
+    pool.loads.engines = {"a"}
+    await pool.hold("a")
+    pool.task.cancel()
+    await pool.residents.close()
+    assert pool.loads.slept == []
+    assert pool.loads.runtimes["a"].closed
