@@ -145,14 +145,18 @@ class Residents:
         raise LookupError(f"this pool replica does not serve {member} any more")
 
     async def check(self) -> None:
-        """Ask every runtime's health. One that is not well leaves, and is loaded anew later."""
+        """Ask every runtime's health. One that is not well leaves, and is loaded anew: at once, or
+        later if it has not served for long."""
         asked = list(self._held.items())
         found = await asyncio.gather(
             *(held.resident.health() for _, held in asked), return_exceptions=True
         )
         for (name, held), fault in zip(asked, found, strict=True):
             if isinstance(fault, Exception) and self._held.get(name) is held:
-                self._fail(held.model, fault)
+                if held.resident.age_s < RETRY_S:
+                    self._fail(held.model, fault)
+                else:
+                    logger.error("it is loaded anew: %s", reason_of(fault), extra={"model": name})
                 self._let_go(name, keep=False)
 
     async def run(self) -> None:

@@ -409,6 +409,17 @@ async def test_an_unwell_model_leaves_and_the_others_stay(pool: Pool) -> None:
     await until(lambda: pool.loads.runtimes["a"].closed)
 
 
+async def test_an_unwell_model_that_has_served_for_long_is_loaded_anew_at_once(pool: Pool) -> None:
+    await pool.hold("a")
+    served = pool.loads.served["a"]
+    served.well, served.age_s = False, residents.RETRY_S
+    first = pool.loads.runtimes["a"]
+    await pool.residents.check()
+    await until(lambda: pool.loads.loaded == ["a", "a"] and pool.serves == ["a"])
+    assert first.closed
+    assert pool.reasons == {}
+
+
 async def test_the_key_of_a_member_that_has_gone_is_refused(pool: Pool) -> None:
     await pool.hold("a")
     member = pool.residents.members[0].member
