@@ -254,7 +254,9 @@ def larger_than_pool(
 ) -> Iterator[Complaint]:
     """(path, error) if an engine that the shared pool may hold reserves all its memory as cache."""
     pool = scaling.pool
-    for name, model in models.items() if pool else ():
+    if pool is None:
+        return
+    for name, model in models.items():
         held = pool.models == "all" or name in pool.models
         gib = model.options.get("kv_cache_gib") if model.task == "generate" else None
         if not held or not isinstance(gib, int | float) or model.unpoolable(pool.num_gpus):
