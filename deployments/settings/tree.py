@@ -189,6 +189,7 @@ class Settings(TenantsSettings):
             alias_mistakes({n: {"aliases": m.aliases} for n, m in self.models.items()}),
             shared_folders(folders),
             unpoolable_models(self.scaling, self.models),
+            larger_than_pool(self.scaling, self.models),
         ):
             raise wrong(message, *path)
         return self
@@ -246,6 +247,26 @@ def unpoolable_models(
             yield at, _not_one_of(name, models)
         elif why := models[name].unpoolable(gpus):
             yield at, f"is {name}, which {why}"
+
+
+def larger_than_pool(
+    scaling: CapacitySettings, models: Mapping[str, ModelSettings]
+) -> Iterator[Complaint]:
+    """(path, error) if an engine that the shared pool may hold reserves all its memory as cache."""
+    pool = scaling.pool
+    if pool is None:
+        return
+    for name, model in models.items():
+        held = pool.models == "all" or name in pool.models
+        gib = model.options.get("kv_cache_gib") if model.task == "generate" else None
+        if not held or not isinstance(gib, int | float) or model.unpoolable(pool.num_gpus):
+            continue
+        if gib * 1024 >= pool.memory_mib:
+            yield (
+                ("scaling", "pool", "memory_mib"),
+                f"is {pool.memory_mib}; must be more than {gib * 1024:g}, the cache of {name} "
+                "alone (options.kv_cache_gib)",
+            )
 
 
 def unknown_priorities(

@@ -153,6 +153,7 @@ class Catalogue:
         self.on_crossing: Callable[[], None] = lambda: None  # see `DispatcherDriver`
         self.decisions: DecisionLog | None = None  # of all queues, where settings ask for it
         self.outlooks: Mapping[str, ModelOutlook] = {}  # as the autoscaler last said, by model
+        self._outlooks_at = 0.0  # when that was, `time.monotonic`
         self.routes: Mapping[str, RolloutRoute] = {}  # of models under rollout
         self._served: dict[str, ServedModel] = {}
         self._canaries: dict[str, ServedModel] = {}  # by the names that they are served under
@@ -356,13 +357,24 @@ class Catalogue:
 
     def take_outlooks(self, outlooks: Mapping[str, ModelOutlook], age_s: float) -> None:
         """Take in what the autoscaler said of the models `age_s` seconds ago."""
-        self.outlooks = outlooks
-        for name, served in self._served.items():
-            # Not for what must run: its connection may be back before a new replica is.
-            outlook, queue = outlooks.get(name, _UNKNOWN), served.queue
-            wakes = queue.replicas and queue.strands(outlook.wakes_up_to)
-            expected = wakes or (outlook.may_sleep and not queue.replicas)
-            queue.expect_capacity(max(0.0, outlook.ready_in_s - age_s) if expected else 0.0)
+        self.outlooks, self._outlooks_at = outlooks, time.monotonic() - age_s
+        for name in self._served:
+            self._expect_capacity(name, age_s)
+
+    def _expect_capacity(self, name: str, age_s: float) -> None:
+        """Tell the model's queue when the autoscaler, as heard `age_s` seconds ago, expects a
+        replica of those that it lacks."""
+        # Not for what must run: its connection may be back before a new replica is.
+        outlook, queue = self.outlooks.get(name, _UNKNOWN), self._served[name].queue
+        wakes = queue.replicas and queue.strands(outlook.wakes_up_to)
+        expected = wakes or (outlook.may_sleep and not queue.replicas)
+        queue.expect_capacity(max(0.0, outlook.ready_in_s - age_s) if expected else 0.0)
+
+    def _unlisted(self, name: str) -> None:
+        """The model's last replica has gone: the next request is told at once what a start takes,
+        and not only from the autoscaler's next answer on."""
+        if name in self._served:
+            self._expect_capacity(name, time.monotonic() - self._outlooks_at)
 
     def _check_stranded(self, name: str, longest: int, for_s: float) -> None:
         """Rows for which only other replicas run wait as if none ran: for a while, or as long as
@@ -477,6 +489,7 @@ class Catalogue:
         served.queue.on_crossing = lambda: self.on_crossing()
         served.queue.on_stranded = lambda *longest: self._check_stranded(name, *longest)
         served.queue.on_reached = lambda: self._absences.reached(name, announced=name in self._live)
+        served.on_unlisted = lambda: self._unlisted(name)
         served.on_live = lambda: self.on_change()
 
     def _table_of(self, name: str) -> dict[str, ServedModel]:

@@ -84,6 +84,8 @@ class ServedModel:
         self.tokenizer = tokenizer
         # Called when an announced version goes live later than it was announced.
         self.on_live: Callable[[], None] = lambda: None
+        # Called while none of its replicas is listed, each time that this may be news.
+        self.on_unlisted: Callable[[], None] = lambda: None
         # The announced version, until it goes live.
         self._next: tuple[ModelDescription, TextTokenizer | None] | None = None
         self.channel = channel
@@ -268,6 +270,8 @@ class ServedModel:
                 like = group_of_digest(d, self._pool.digest)
                 engines[POOL_GROUP] = engines[like.name] if like else d.generating
             self.queue.set_replicas(live, {"": d.generating, **engines})
+        if not live:
+            self.on_unlisted()
 
     def _add_pool_group(self, live: tuple[RunningReplica, ...]) -> None:
         """List the shared pool among the model's groups, from its first member on. The group stays

@@ -127,9 +127,13 @@ class ModelLoader:
         grown = _resident_bytes() - before
         if on_gpu and now is not None and on_gpus is not None:
             grown = device_memory.growth(on_gpus, now)
-        size, took_s = max(grown, files_bytes) + limits.cache_bytes, time.perf_counter() - began
+        # What others give back meanwhile hides what this one took, of which so much is known.
+        least = files_bytes + _reserved_bytes(settings)
+        size, took_s = max(grown, least) + limits.cache_bytes, time.perf_counter() - began
+        # A cache that comes later is not among what it took: that is weights, of any precision.
+        weights = max(grown, files_bytes) if limits.cache_bytes else files_bytes
         return LoadedModel(
-            model.name, model.key, settings, runtime, version, size, took_s, on_gpu, files_bytes,
+            model.name, model.key, settings, runtime, version, size, took_s, on_gpu, weights,
             blocks=blocks,
         )  # fmt: skip
 
@@ -168,6 +172,8 @@ class PoolLoading:
         self._may_stall = may_stall
         self._number = itertools.count(1)
         self._progress: dict[str, StartupProgress] = {}
+        # One at a time, or what one takes and gives back would be measured as another's.
+        self._measured = asyncio.Lock()
 
     async def min_bytes(self, model: PoolModel) -> int:
         """The least bytes that it takes, an engine's cache included where its options say that.
@@ -176,8 +182,7 @@ class PoolLoading:
 
         def size() -> int:
             settings = self._loader.settings_of(model, progress.report)
-            cache_bytes = int((settings.options.get("kv_cache_gib") or 0) * _GIB)
-            return artifact_bytes(settings, self._loader.cache_dir) + cache_bytes
+            return artifact_bytes(settings, self._loader.cache_dir) + _reserved_bytes(settings)
 
         return await self._in_time(model, asyncio.to_thread(size))
 
@@ -191,29 +196,32 @@ class PoolLoading:
                 return await self._loader.load_engine(model, settings, report)
             return await asyncio.to_thread(self._loader.load, model, settings, report)
 
-        with self._may_stall():
-            return await self._in_time(model, load())
+        async with self._measured:
+            with self._may_stall():
+                return await self._in_time(model, load())
 
     async def sleep(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
         """Put an engine to sleep that has nothing to do. Raises RunError."""
         assert isinstance(loaded.runtime, Sleeping)
-        began, before = time.perf_counter(), self._loader.on_gpus()
-        cache_bytes = loaded.runtime.limits().cache_bytes
-        await self._in_time(model, loaded.runtime.sleep())
-        now, freed = self._loader.on_gpus(), cache_bytes
+        async with self._measured:
+            began, before = time.perf_counter(), self._loader.on_gpus()
+            freed = loaded.runtime.limits().cache_bytes
+            await self._in_time(model, loaded.runtime.sleep())
+            took_s = loaded.wake_s or time.perf_counter() - began
+            now = self._loader.on_gpus()
         if loaded.on_gpu and now is not None and before is not None:
-            freed = device_memory.growth(now, before)
+            freed = max(0, device_memory.growth(now, before))  # others' batches may take some
         left = max(0, loaded.size_bytes - freed)
-        took_s = loaded.wake_s or time.perf_counter() - began
         return replace(loaded, asleep_bytes=left, wake_s=took_s)
 
     async def wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
         """Wake an engine. Raises RunError; then it is to be closed."""
         assert isinstance(loaded.runtime, Sleeping)
-        began = time.perf_counter()
-        with self._may_stall():
-            await self._in_time(model, loaded.runtime.wake())
-        return replace(loaded, asleep_bytes=None, wake_s=time.perf_counter() - began)
+        async with self._measured:
+            began = time.perf_counter()
+            with self._may_stall():
+                await self._in_time(model, loaded.runtime.wake())
+            return replace(loaded, asleep_bytes=None, wake_s=time.perf_counter() - began)
 
     async def _in_time(self, model: PoolModel, work: Awaitable[T]) -> T:
         """Wait for the work. Raises what it raises; work that takes too long ends the process."""
@@ -251,6 +259,11 @@ def artifact_bytes(settings: ModelSettings, cache_dir: Path) -> int:
         return 0
     files = catalog.files(settings.runtime, resolve(settings.source), settings.task)
     return sum(file.stat().st_size for file in files)
+
+
+def _reserved_bytes(settings: ModelSettings) -> int:
+    """Of an engine's cache that is there once it is loaded, as its options say."""
+    return int((settings.options.get("kv_cache_gib") or 0) * _GIB)
 
 
 def _resident_bytes() -> int:

@@ -80,6 +80,7 @@ class Residents:
         self._leaving: dict[_ServedModel, asyncio.Task[None]] = {}
         self._coming: PoolModel | None = None  # being loaded
         self._kept: dict[Key, LoadedModel] = {}  # warm, longest unused first
+        self._moving: dict[Key, int] = {}  # as `_host_bytes`, of those that fall asleep or wake
         self._failed: dict[str, _FailedLoad] = {}
         self._sizes: dict[Key, int] = {}
         self._on_gpu: dict[Key, bool] = {}  # of models that came, whether they use the GPUs
@@ -132,10 +133,9 @@ class Residents:
         """Room for further models; below 0 if other processes have left less than is held. Warm
         models that are not served would make way. The GPUs count while a model that uses them is
         there or comes."""
-        served = [held.loaded for held in [*self._held.values(), *self._leaving]]
         comes = self._coming is not None and self._on_gpu.get(_key(self._coming), False)
         on_gpu = comes or any(each.on_gpu for each in self._loaded())
-        return self._room(served, on_gpu=on_gpu)[0]
+        return self._room(self._present(), on_gpu=on_gpu)[0]
 
     def key_of(self, member: str) -> bytes:
         """What a gateway must know to connect. Raises LookupError if the member is gone."""
@@ -145,14 +145,18 @@ class Residents:
         raise LookupError(f"this pool replica does not serve {member} any more")
 
     async def check(self) -> None:
-        """Ask every runtime's health. One that is not well leaves, and is loaded anew later."""
+        """Ask every runtime's health. One that is not well leaves, and is loaded anew: at once, or
+        later if it has not served for long."""
         asked = list(self._held.items())
         found = await asyncio.gather(
             *(held.resident.health() for _, held in asked), return_exceptions=True
         )
         for (name, held), fault in zip(asked, found, strict=True):
             if isinstance(fault, Exception) and self._held.get(name) is held:
-                self._fail(held.model, fault)
+                if held.resident.age_s < RETRY_S:
+                    self._fail(held.model, fault)
+                else:
+                    logger.error("it is loaded anew: %s", reason_of(fault), extra={"model": name})
                 self._let_go(name, keep=False)
 
     async def run(self) -> None:
@@ -176,7 +180,7 @@ class Residents:
     async def close(self) -> None:
         """Drain and free everything. Call it after `run` was cancelled."""
         for name in list(self._held):
-            self._let_go(name)
+            self._let_go(name, keep=False)
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
         while self._kept:
@@ -203,7 +207,7 @@ class Residents:
         loaded = self._kept.pop(_key(model), None)
         if loaded is not None and loaded.asleep_bytes is not None:
             loaded = await self._wake(model, loaded)
-        elif loaded is None:
+        if loaded is None:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
@@ -222,18 +226,26 @@ class Residents:
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
 
-    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
-        """For want of room it sleeps on."""
+    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel | None:
+        """For want of room it sleeps on. None: it cannot wake any more, and is closed."""
+        key = _key(model)
+        self._moving[key] = loaded.host_bytes  # there until it is awake
         try:
-            await self._make_room(model, loaded.size_bytes)
-        except LoadError:
-            self._kept[_key(model)] = loaded
-            raise
-        try:
-            awake = await self._loading.wake(model, loaded)
-        except BaseException:
-            await loaded.close()
-            raise
+            try:
+                await self._make_room(model, loaded.size_bytes)
+            except BaseException:
+                self._kept[key] = loaded
+                raise
+            try:
+                awake = await self._loading.wake(model, loaded)
+            except BaseException as fault:
+                await loaded.close()
+                if not isinstance(fault, Exception):
+                    raise
+                logger.exception("it cannot wake, and is loaded anew", extra={"model": model.name})
+                return None
+        finally:
+            del self._moving[key]
         logger.info("awake after %.2f s", awake.wake_s, extra={"model": model.name})
         return awake
 
@@ -248,19 +260,21 @@ class Residents:
             await self._free(next(iter(self._kept)))  # the oldest
 
     async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
-        """Free warm models until the model fits. Raises LoadError if it cannot fit."""
+        """Free warm models until the model fits; where that would not be enough, only those for
+        which other processes leave no room, and wait for models that leave. Raises LoadError if it
+        cannot fit."""
         on_gpu = self._on_gpu[_key(model)]
         while (room := self._room(self._loaded(), on_gpu=on_gpu))[0] < size_bytes:
             tight = room[2] is _OF_GPUS
             spare = next((key for key, it in self._kept.items() if it.on_gpu or not tight), None)
-            if spare is not None:
+            free, bound, whose = self._room(self._present(), on_gpu=on_gpu)
+            if spare is not None and (free >= size_bytes or room[0] < 0):
                 await self._free(spare)
             elif self._leaving:
                 await asyncio.wait(
                     list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
                 )
             else:
-                free, bound, whose = room
                 raise LoadError(
                     f"model {model.name} takes {_mib(size_bytes)} MiB, and of this pool replica's "
                     f"{_mib(bound)} MiB ({whose}) {_mib(free)} are free"
@@ -305,29 +319,41 @@ class Residents:
         loaded = held.loaded
         if not isinstance(loaded.runtime, Sleeping):
             return loaded
-        if loaded.on_gpu and loaded.weights_bytes > self._asleep_bytes:
+        weights = loaded.weights_bytes if loaded.on_gpu else 0
+        if weights > self._asleep_bytes:
             return None
-        while loaded.on_gpu and self._host_bytes + loaded.weights_bytes > self._asleep_bytes:
-            await self._free(next(key for key, each in self._kept.items() if each.host_bytes))
+        while weights and self._host_bytes + weights > self._asleep_bytes:
+            spare = next((key for key, each in self._kept.items() if each.host_bytes), None)
+            if spare is None:  # the others fall asleep or wake just now
+                return None
+            await self._free(spare)
+        key = _key(loaded)
+        self._moving[key] = weights
         try:
             return await self._loading.sleep(held.model, loaded)
         except Exception:
             logger.exception("it cannot sleep", extra={"model": loaded.name})
             return None
+        finally:
+            del self._moving[key]
 
     @property
     def _host_bytes(self) -> int:
         """That engines' weights take which were on a GPU."""
-        return sum(each.host_bytes for each in self._kept.values())
+        asleep = sum(each.host_bytes for each in self._kept.values())
+        return asleep + sum(self._moving.values())
 
     async def _free(self, key: Key) -> None:
         await self._kept.pop(key).close()
 
     # ---- what there is ------------------------------------------------------------------------
 
+    def _present(self) -> list[LoadedModel]:
+        """Those that cannot make way at once."""
+        return [each.loaded for each in (*self._held.values(), *self._leaving)]
+
     def _loaded(self) -> list[LoadedModel]:
-        held = [*self._held.values(), *self._leaving]
-        return [*(each.loaded for each in held), *self._kept.values()]
+        return [*self._present(), *self._kept.values()]
 
     def _room(self, loaded: Sequence[LoadedModel], *, on_gpu: bool) -> tuple[int, int, str]:
         """Bytes beside these models, for one that uses the GPUs or not; of how many, and whose
@@ -355,8 +381,6 @@ def _may_use_gpus(model: PoolModel) -> bool:
     """What settings tell of a model that was not loaded yet."""
     settings = model.args.get("settings", {})
     on_cpus = (settings.get("options") or {}).get("device") == "cpu"
-    engine = settings.get("task") == "generate"
-    on_cpus = on_cpus or (engine and settings.get("runtime") != "vllm")
     return settings.get("runtime") not in ("openvino", "synthetic") and not on_cpus
 
 

@@ -374,7 +374,7 @@ models:
      slo: {timeout_ms: 60000, max_timeout_ms: 90000},
      replicas: {num_gpus: 1}}
 scaling:
-  pool: {max: 1, num_gpus: 1, asleep_mib: 100}
+  pool: {max: 1, num_gpus: 1, memory_mib: 8192, asleep_mib: 100}
 """
 
 

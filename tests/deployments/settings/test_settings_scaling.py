@@ -80,6 +80,9 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
         (model(**VLLM, options={"kv_cache_gib": 1})
          | {"scaling": {"pool": {"models": ["m"], "num_gpus": 1}}},
          "scaling.pool.models[0]: is m, which would not start beside others: vllm wants 0.92 of "),
+        (model(**VLLM, options={"kv_cache_gib": 1, "gpu_memory_utilization": 0.5})
+         | {"scaling": {"pool": {"num_gpus": 1, "memory_mib": 1024}}},
+         "scaling.pool.memory_mib: is 1024; must be more than 1024, the cache of m alone"),
         (model(task="generate", adapters={"a": "b"}) | {"scaling": {"pool": {"models": ["m"]}}},
          "scaling.pool.models[0]: is m, which has adapters: a pool replica's engines have none"),
         (model(runtime="python", source="python:m:C", dependencies=["x==1"])

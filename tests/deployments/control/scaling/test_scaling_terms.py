@@ -107,7 +107,8 @@ def test_the_pool_holds_what_it_can():
 
 
 def test_engines_that_say_what_they_take_are_in_the_pool():
-    llm = {**TWO["models"]["llm"], "options": {"kv_cache_gib": 4, "gpu_memory_utilization": 0.3}}
+    options = {"kv_cache_gib": 0.005, "gpu_memory_utilization": 0.3}
+    llm = {**TWO["models"]["llm"], "options": options}
     chat = {"runtime": "torch", "source": "models/small", "task": "generate"}
     models = {"llm": llm, "chat": chat}
     sent = scaling_document(parse({**TWO, "models": models}))

@@ -76,6 +76,24 @@ async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
     assert core._requests.admission.capacity_in_s == expected_s
 
 
+async def test_who_comes_right_after_the_last_replica_went_is_told_what_a_start_takes(
+    following: Following, description: Describe, now: list[float]
+) -> None:
+    """The autoscaler answers once a second, and was last asked while the replica ran."""
+    await following.registry.tell(description())
+    model = following.catalogue.served["device"]
+    following.run(description())
+    await until(lambda: model.replicas == 1)
+    outlook = ModelOutlook(may_sleep=True, ready_in_s=12.0)
+    following.catalogue.take_outlooks({"device": outlook}, 0.0)
+    model.batches.cancel(submit(model, 4))
+    directory_for(directory_key("device")).update([])
+    assert model.replicas == 0
+    with pytest.raises(errors.Overloaded) as refused:
+        submit(model, 4)
+    assert 11.0 < refused.value.retry_after_s <= 12.0
+
+
 def of_two_sizes(description: Describe) -> ModelDescription:
     """`small` takes rows of up to 4, `large` of up to 8."""
     groups = tuple(

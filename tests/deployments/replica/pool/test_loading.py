@@ -388,6 +388,52 @@ async def test_an_engine_on_a_gpu_counts_there_and_asleep_with_what_it_left_ther
     await loaded.close()
 
 
+async def test_what_one_model_gives_back_is_not_measured_as_anothers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is told to sleep while the other one is loaded."""
+    gpu = FakeDevice("GPU-0", total=8 << 30, used=0)
+    taken = {"first": 0, "second": 0}
+    half_way, goes_on = asyncio.Event(), asyncio.Event()
+
+    def takes(name: str, mib: int) -> None:
+        taken[name] = mib
+        gpu.used = sum(taken.values()) << 20
+        gpu.processes = {os.getpid(): gpu.used}
+
+    class OnGpu(SyntheticStreamRuntime):
+        def __init__(self, settings: RuntimeSettings) -> None:
+            super().__init__(settings)
+            self.name = settings.name
+
+        async def load(self) -> None:
+            await super().load()
+            if self.name == "second":
+                half_way.set()
+                await goes_on.wait()
+            takes(self.name, 300)
+
+        def limits(self) -> StreamLimits:
+            return replace(super().limits(), device="cuda")
+
+        async def sleep(self) -> None:
+            takes(self.name, 40)
+
+    monkeypatch.setattr("runtimes.synthetic.stream.SyntheticStreamRuntime", OnGpu)
+    gpus = nvml.opened(None, library=FakeNvml(gpu))
+    bench.loading = PoolLoading(replace(bench.loader, gpus=gpus), bench.place, bench.told.append)
+    first = await bench.loading.load(an_engine("first"))
+    comes = asyncio.create_task(bench.loading.load(an_engine("second")))
+    await half_way.wait()
+    goes = asyncio.create_task(bench.loading.sleep(an_engine("first"), first))
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    second, asleep = await comes, await goes
+    assert (second.held_bytes, asleep.held_bytes) == (300 << 20, 40 << 20)
+    await first.close()
+    await second.close()
+
+
 async def test_a_runtime_that_fails_its_first_batch_is_closed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,8 @@ class Loads:
         self.on_cpus: set[str] = set()
         self.engines: set[str] = set()
         self.slept: list[str] = []
+        self.may_sleep = asyncio.Event()  # holds up those that fall asleep
+        self.may_sleep.set()
         self.woken: list[str] = []
         self.cannot: dict[str, Exception] = {}  # what sleeping or waking raises
         self.faults: dict[str, Exception] = {}
@@ -116,6 +118,7 @@ class Loads:
         if "sleep" in self.cannot:
             raise self.cannot["sleep"]
         self.slept.append(model.name)
+        await self.may_sleep.wait()
         return replace(loaded, asleep_bytes=loaded.size_bytes // 2, wake_s=loaded.wake_s or 0.1)
 
     async def wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
@@ -172,6 +175,7 @@ async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Pool]:
     """Of engines on the GPU, half a MiB may sleep beside it; a test may say otherwise."""
     pool = Pool(getattr(request, "param", MIB // 2))
     yield pool
+    pool.loads.may_sleep.set()
     for served in pool.loads.served.values():
         served.idle.set()
     assert not pool.task.done()
@@ -405,6 +409,17 @@ async def test_an_unwell_model_leaves_and_the_others_stay(pool: Pool) -> None:
     await until(lambda: pool.loads.runtimes["a"].closed)
 
 
+async def test_an_unwell_model_that_has_served_for_long_is_loaded_anew_at_once(pool: Pool) -> None:
+    await pool.hold("a")
+    served = pool.loads.served["a"]
+    served.well, served.age_s = False, residents.RETRY_S
+    first = pool.loads.runtimes["a"]
+    await pool.residents.check()
+    await until(lambda: pool.loads.loaded == ["a", "a"] and pool.serves == ["a"])
+    assert first.closed
+    assert pool.reasons == {}
+
+
 async def test_the_key_of_a_member_that_has_gone_is_refused(pool: Pool) -> None:
     await pool.hold("a")
     member = pool.residents.members[0].member
@@ -516,10 +531,9 @@ async def test_the_longest_asleep_makes_room_in_the_hosts_memory(pool: Pool) -> 
 
 
 @pytest.mark.parametrize("step", ["sleep", "wake"])
-async def test_an_engine_that_cannot_sleep_or_wake_is_closed_and_loaded_anew(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, step: str
+async def test_an_engine_that_cannot_sleep_or_wake_is_closed_and_loaded_anew_at_once(
+    pool: Pool, step: str
 ) -> None:
-    monkeypatch.setattr(residents, "RETRY_S", 0.01)
     pool.loads.engines, pool.loads.cannot = {"a"}, {step: RunError("no")}
     await pool.hold("a")
     first = pool.loads.runtimes["a"]
@@ -527,3 +541,73 @@ async def test_an_engine_that_cannot_sleep_or_wake_is_closed_and_loaded_anew(
     await pool.hold("a")
     assert first.closed
     assert pool.loads.loaded == ["a", "a"]
+
+
+async def test_engines_that_fall_asleep_together_keep_within_the_hosts_memory(pool: Pool) -> None:
+    pool.loads.engines = {"a", "b"}
+    await pool.hold("a", "b")
+    pool.loads.may_sleep.clear()
+    pool.residents.hold([])
+    await until(lambda: any(engine.closed for engine in pool.loads.runtimes.values()))
+    pool.loads.may_sleep.set()
+    await until(lambda: not pool.states())
+    assert len(pool.loads.slept) == 1
+    assert list(kept(pool)) == pool.loads.slept
+
+
+@pytest.mark.parametrize("pool", [5 * MIB // 8], indirect=True)
+async def test_an_engine_that_waits_to_wake_keeps_its_part_of_the_hosts_memory(pool: Pool) -> None:
+    pool.loads.engines = {"a", "b"}
+    pool.loads.sizes = dict.fromkeys("ab", 5 * MIB // 4)
+    await pool.hold("a")
+    await at_rest(pool)
+    await pool.hold("b")
+    await pool.hold("a")  # which has room once b has left
+    assert (pool.loads.slept, pool.loads.woken) == (["a"], ["a"])
+    assert pool.loads.runtimes["b"].closed
+
+
+async def test_an_engine_that_waits_to_wake_is_closed_with_the_others(pool: Pool) -> None:
+    """As all are once a test has ended."""
+    pool.loads.engines = {"a"}
+    pool.loads.sizes = {"b": 2 * MIB - MIB // 2}
+    await pool.hold("a")
+    await at_rest(pool)
+    await pool.hold("b")
+    pool.loads.served["b"].idle.clear()
+    pool.residents.hold([model("a")])
+    await until(lambda: pool.residents.loads)
+    assert pool.loads.woken == []
+
+
+async def test_a_small_models_engine_needs_room_on_the_gpus_before_it_is_loaded(pool: Pool) -> None:
+    pool.residents.tell_memory(DeviceMemory(own=0, used=8 * MIB, total=8 * MIB))
+    pool.loads.engines = {"a"}
+    settings = {"runtime": "torch", "task": "generate"}
+    pool.residents.hold([PoolModel("a", "k", {"settings": settings})])
+    await until(lambda: "a" in pool.reasons)
+    assert pool.loads.loaded == []
+
+
+@pytest.mark.parametrize("pool", [4 * MIB], indirect=True)
+async def test_others_sleep_on_where_the_room_of_one_that_leaves_is_waited_for(pool: Pool) -> None:
+    pool.loads.engines = {"a", "b", "c"}
+    pool.loads.sizes = {"a": 5 * MIB // 4, "b": 5 * MIB // 4, "c": MIB // 4}
+    for name in ("c", "a"):
+        await pool.hold(name)
+        await at_rest(pool)
+    await pool.hold("b")
+    await pool.hold("a")
+    assert list(kept(pool)) == ["c", "b"]
+    assert pool.loads.woken == ["a"]
+
+
+async def test_an_engine_does_not_sleep_where_its_process_ends() -> None:
+    """Its weights would be copied for nobody."""
+    pool = Pool(4 * MIB)
+    pool.loads.engines = {"a"}
+    await pool.hold("a")
+    pool.task.cancel()
+    await pool.residents.close()
+    assert pool.loads.slept == []
+    assert pool.loads.runtimes["a"].closed
