@@ -203,7 +203,7 @@ class Residents:
         loaded = self._kept.pop(_key(model), None)
         if loaded is not None and loaded.asleep_bytes is not None:
             loaded = await self._wake(model, loaded)
-        elif loaded is None:
+        if loaded is None:
             least = self._sizes.get(_key(model))
             least = await self._loading.min_bytes(model) if least is None else least
             await self._make_room(model, least)
@@ -222,8 +222,9 @@ class Residents:
         logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
         self._on_change()
 
-    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel:
-        """For want of room it sleeps on."""
+    async def _wake(self, model: PoolModel, loaded: LoadedModel) -> LoadedModel | None:
+        """None: it cannot be woken, as when it died in its sleep, and has to be loaded anew. For
+        want of room it sleeps on, and LoadError is raised."""
         try:
             await self._make_room(model, loaded.size_bytes)
         except LoadError:
@@ -231,6 +232,10 @@ class Residents:
             raise
         try:
             awake = await self._loading.wake(model, loaded)
+        except Exception:
+            logger.exception("it cannot be woken", extra={"model": model.name})
+            await loaded.close()
+            return None
         except BaseException:
             await loaded.close()
             raise
