@@ -488,10 +488,12 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
-        """The run has ended without a last piece. What its caller was shown is paid."""
+        """The run has ended without a last piece. What its caller was shown is paid, also where the
+        caller has left since."""
+        pending = run.pending
+        if pending.begun and run.lease.lease_id in pending.leases and not self._races(run):
+            report = replace(report, tokens=pending.tokens)
         if self._is_live(run):
-            if run.pending.begun and not self._races(run):
-                report = replace(report, tokens=run.pending.tokens)
             self._unanswered(run)
         self._step(Closed(run.lease.lease_id, end, report), clock())
 
