@@ -232,3 +232,13 @@ async def test_why_a_replica_ended_is_known_for_a_while(
         assert all(0 <= ago_s < 60 for ago_s, _ in ended.values())
         monkeypatch.setattr(lease_calls, "_KEEPS_LOST_S", 0.0)
         assert b.queue.calls.ended == {}
+
+
+async def test_a_reason_is_one_line_that_a_terminal_only_shows(description: Describe) -> None:
+    async with bench(description, 1) as b:
+        b.engines.die("r0", "CUDA error\n  \x1b[2J gone\u202e" + "." * 5000)
+        await until(lambda: not b.queue.calls.reached)
+        ((_, why),) = b.queue.calls.ended.values()
+        assert why.startswith("CUDA error [2J gone .")
+        assert why.isprintable()
+        assert len(why) < 1000
