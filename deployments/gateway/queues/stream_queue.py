@@ -156,10 +156,12 @@ class StreamCalls(LeaseCalls[StreamRun]):
         except MessageError as fault:  # ends of runs may have been in it, nobody knows of which
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
-            adapters = message.load.adapters
-            if adapters is not None and adapters != self.loads[replica_id].adapters:
-                self._owner.adapters_held(replica_id, adapters)
+            adapters, before = message.load.adapters, self.loads[replica_id].adapters
             self.loads[replica_id] = message.load
+            if adapters is not None and adapters != before:
+                self._owner.adapters_held(replica_id, adapters)
+                if adapters.waiting != (0 if before is None else before.waiting):
+                    self._owner.links_changed()
             self.given[replica_id] = Tokens(message.read, 0, message.written)
             if message.device_memory is not None:
                 self.device_memory[replica_id] = message.device_memory
@@ -368,7 +370,9 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        most = self._engines.max_leases(shape.max_sequences)
+        adapters = self.loads.get(replica_id, EngineLoad()).adapters
+        waiting = 0 if adapters is None else adapters.waiting
+        most = self._engines.max_leases(shape.max_sequences, waiting)
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
