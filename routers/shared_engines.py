@@ -41,9 +41,11 @@ class SharedEngines:
         self._shared = shared
         return has_changed
 
-    def max_leases(self, max_sequences: int) -> int:
-        """At one replica, of whose requests so many run at once."""
-        return max_sequences * (WAITING_SHARE if self._shared else 1)
+    def max_leases(self, max_sequences: int, waiting: int = 0) -> int:
+        """At one replica, of whose requests so many run at once. `waiting`: that wait there for an
+        adapter, so that the engine has places for as many others."""
+        room = max_sequences * WAITING_SHARE
+        return room if self._shared else min(max_sequences + waiting, room)
 
 
 class TokenPrices:

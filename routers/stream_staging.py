@@ -64,6 +64,19 @@ class StreamStaging:
         self._begun = 0
         self._virtual_time: list[float] = []
 
+    @property
+    def waits(self) -> bool:
+        """Whether one waits for its turn."""
+        return bool(self._waiting)
+
+    def allow(self, at_once: int) -> list[StagedStream]:
+        """From now on so many run at once. Who begins now."""
+        self._at_once = at_once
+        begin = []
+        while (turn := self._next()) is not None:
+            begin.append(turn)
+        return begin
+
     def arrive(
         self, turn: StagedStream, waiting: tuple[FlowWork, ...] | None, now: float
     ) -> StagedStream | None:

@@ -31,7 +31,8 @@ from deployments.replica import backend_env, embedding_choices
 from deployments.replica.artifacts.fetch import sha256_of
 from deployments.replica.artifacts.local_model import (
     LocalAdapters,
-    files_of,
+    adapter_digests,
+    content_of,
     local_file,
     local_options,
     max_lora_rank,
@@ -52,7 +53,6 @@ from deployments.settings_files.sources import resolve as source_path
 from runtimes import calibration, catalog, fingerprint, towers
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
-from runtimes.staging import digest_of
 from runtimes.types import (
     INDICES,
     MAXSIM,
@@ -463,7 +463,7 @@ def describe_stream(
             profile=profile,
             shared_prefixes=model.generation.share_prefixes,
             adapters=tuple(model.adapters),
-            adapter_digests=tuple(_adapter_digests(model, None).values()),
+            adapter_digests=tuple(adapter_digests(model, None).values()),
         ),
     )
     return description, tokenizer
@@ -479,11 +479,6 @@ def _in_common(
         "tokenizer_digest": _hex(tokenizer), "recording": _recording(model),
         "aliases": model.aliases,
     }  # fmt: skip
-
-
-def _adapter_digests(model: ModelSettings, cache_dir: Path | None) -> dict[str, str]:
-    """What tells the content of each adapter from any other's. Raises SourceError."""
-    return {name: _content(source, cache_dir) for name, source in model.adapters.items()}
 
 
 def tokenizer_bytes(source: Path | None) -> bytes:
@@ -531,18 +526,11 @@ def _options_by_content(model: ModelSettings, cache_dir: Path | None) -> ModelSe
     def content(named: str) -> str:
         if named == rows and not remote_source.is_remote(named) and not named.startswith(PREFIXES):
             return sha256_of(calibration.file_of(remote_source.path_of(named)))
-        return _content(named, cache_dir)
+        return content_of(named, cache_dir)
 
     options = model_paths.changed_options(model.options, content)
-    adapters = _adapter_digests(model, cache_dir)
+    adapters = adapter_digests(model, cache_dir)
     return model.model_copy(update={"options": options, "adapters": adapters})
-
-
-def _content(source: str, cache_dir: Path | None) -> str:
-    if remote_source.is_remote(source):
-        return remote_source.identity(source)
-    path = source_path(source)
-    return digest_of(files_of(path), path if path.is_dir() else path.parent, cache_dir)
 
 
 def _hex(blob: bytes) -> str:

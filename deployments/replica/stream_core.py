@@ -192,7 +192,8 @@ class StreamCore:
     """A `LeaseCore` for requests to generate.
 
     `room`: requests of one gateway that it takes; more are answered busy. `at_once`: requests of
-    all gateways that the engine is given at once; 0: `room`. `on_death` ends the process, given the
+    all gateways that the engine is given at once, those that wait for an adapter not counted; 0:
+    `room`. `on_death` ends the process, given the
     reason. It is called once, when all gateways have heard that the replica is lost, or after
     `ENDS_S`; they hear of nothing that failed because of it.
     `blocks`: what the runtime tells of its cache; None: nothing.
@@ -211,7 +212,8 @@ class StreamCore:
         self._blocks = BlockIndex() if blocks is None else blocks
         self._on_death = on_death
         self._room = room
-        self._turns = StreamStaging(at_once or room)
+        self._at_once = at_once or room
+        self._turns = StreamStaging(self._at_once)
         self._by_turn: dict[StagedStream, tuple[_GatewayStream, _StreamRun]] = {}
         self._loop = asyncio.get_running_loop()
         self._streams: dict[GatewayConnection, _GatewayStream] = {}
@@ -315,7 +317,8 @@ class StreamCore:
             stream.link.send(Kind.STEPS, 0, encode_steps(message, stream.link.version))
             del message  # it may be large, and the next one may be long in coming
             if stream.open:
-                await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
+                soon = looks or self._waits_beside_adapters
+                await stream.outbox.wait(_SETTLED_S if soon else SIGN_OF_LIFE_S)
 
     async def health(self) -> EngineLoad:
         """The engine's load. Raises `Unhealthy` if the engine will not recover."""
@@ -324,7 +327,17 @@ class StreamCore:
         except Unhealthy as fault:
             self.end(str(fault))
             raise
+        adapters = self._load.adapters
+        if adapters is not None and not self._lost:
+            for turn in self._turns.allow(self._at_once + adapters.waiting):
+                self._give_to_engine(turn)
         return self._load
+
+    @property
+    def _waits_beside_adapters(self) -> bool:
+        """Whether a request waits for its turn, which it has as soon as the engine says that
+        another one waits for an adapter."""
+        return self._load.adapters is not None and self._turns.waits
 
     # ---- an engine that is lost ---------------------------------------------------------------
 
@@ -407,6 +420,8 @@ class StreamCore:
         task.add_done_callback(lambda _: self._finish(stream, run))
         self._by_turn[run.turn] = stream, run
         self._give_to_engine(self._turns.arrive(run.turn, run.call.waiting, time.perf_counter()))
+        if self._waits_beside_adapters:
+            stream.outbox.wake()
 
     def _give_to_engine(self, turn: StagedStream | None) -> None:
         """Give this request to the engine now."""

@@ -2,8 +2,8 @@
 
 One thread runs the network and draws tokens, step by step (`scheduler`). Everything else is done on
 the event loop between two steps: requests join and leave, tokens become text, a stop ends an output
-before the next step is planned. A fault of the network fails the requests of that step alone, and
-is followed by a step of one token: where that fails too, the engine is lost with all requests.
+before the next step is planned. A fault of the network is followed by a step of one token. Where
+that fails too, the engine is lost with all requests; else those of the first step fail alone.
 """
 
 from __future__ import annotations
@@ -343,9 +343,11 @@ class Engine:
             if failed is not None:
                 for each in reads:
                     scheduler.drop(each.sequence)
-                    each.sequence.owner.answer.fail(failed)
                 self._last.failed()
+                # Before they are told: a request that the network was lost with has not failed.
                 await loop.run_in_executor(self._thread, self._last.check, self._smallest)
+                for each in reads:
+                    each.sequence.owner.answer.fail(failed)
                 continue
             self._last.answered()
             scheduler.read(reads)

@@ -117,6 +117,13 @@ class SentBatch(SentLease):
     refused: list[tuple[PendingBatchRequest, errors.HeadraceError]] = field(default_factory=list)
 
 
+def _reason(frame: Frame) -> str:
+    """What a replica says went wrong, as a line for logs and terminals: a library's words are in
+    it, which may have lines, and quote what a caller sent."""
+    said = bytes(frame.body[:_MAX_REASON]).decode("utf-8", "replace")
+    return " ".join("".join([c if c.isprintable() else " " for c in said]).split())
+
+
 S = TypeVar("S", bound=SentLease)
 
 
@@ -284,9 +291,7 @@ class LeaseCalls(Generic[S]):
                 if sent is not None:
                     self._started(sent)
             elif frame.kind is Kind.ENDED:
-                self._take_end(
-                    replica_id, bytes(frame.body[:_MAX_REASON]).decode("utf-8", "replace")
-                )
+                self._take_end(replica_id, _reason(frame))
             elif frame.kind in (Kind.FAULT, Kind.UNSENT):
                 self._lost_at_replica(replica_id, frame, sent)
             else:
@@ -301,8 +306,7 @@ class LeaseCalls(Generic[S]):
                 self._fail_lease(sent)
 
     def _lost_at_replica(self, replica_id: str, frame: Frame, sent: S | None) -> None:
-        reason = bytes(frame.body).decode("utf-8", "replace")
-        logger.warning("replica %s lost a lease: %s", replica_id, reason)
+        logger.warning("replica %s lost a lease: %s", replica_id, _reason(frame))
         if sent is not None:
             sent.unsent = frame.kind is Kind.UNSENT
             self._end(sent, LeaseEnd.LOST)

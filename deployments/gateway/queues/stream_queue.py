@@ -171,10 +171,12 @@ class StreamCalls(LeaseCalls[StreamRun]):
         except MessageError as fault:  # ends of runs may have been in it, nobody knows of which
             raise FrameError(str(fault)) from fault
         if replica_id in self.loads:
-            adapters = message.load.adapters
-            if adapters is not None and adapters != self.loads[replica_id].adapters:
-                self._owner.adapters_held(replica_id, adapters)
+            adapters, before = message.load.adapters, self.loads[replica_id].adapters
             self.loads[replica_id] = message.load
+            if adapters is not None and adapters != before:
+                self._owner.adapters_held(replica_id, adapters)
+                if adapters.waiting != (0 if before is None else before.waiting):
+                    self._owner.links_changed()
             self.given[replica_id] = Tokens(message.read, 0, message.written)
             if message.device_memory is not None:
                 self.device_memory[replica_id] = message.device_memory
@@ -403,7 +405,9 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]
-        most = self._engines.max_leases(shape.max_sequences)
+        adapters = self.loads.get(replica_id, EngineLoad()).adapters
+        waiting = 0 if adapters is None else adapters.waiting
+        most = self._engines.max_leases(shape.max_sequences, waiting)
         return Replica(replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, most, group)
 
     def replica_lost(self, replica_id: str, runs: Sequence[StreamRun]) -> None:
@@ -532,10 +536,12 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         return end
 
     def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
-        """The run has ended without a last piece. What its caller was shown is paid."""
+        """The run has ended without a last piece. What its caller was shown is paid, also where the
+        caller has left since."""
+        pending = run.pending
+        if pending.begun and run.lease.lease_id in pending.leases and not self._races(run):
+            report = replace(report, tokens=pending.tokens)
         if self._is_live(run):
-            if run.pending.begun and not self._races(run):
-                report = replace(report, tokens=run.pending.tokens)
             self._unanswered(run)
         self._step(Closed(run.lease.lease_id, end, report), clock())
 

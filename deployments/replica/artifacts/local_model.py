@@ -8,7 +8,10 @@ a `file://` source is compared at every start, because each node has a file of i
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,13 @@ from deployments.settings.python_source import with_folder
 from deployments.settings.remote_source import RemoteSource, SourceError
 from deployments.settings_files import hub, sources
 from runtimes import adapter_files, staging
+from runtimes.errors import LoadError
 from runtimes.types import Adapter
 
 PHASE = "staging"
 LAYOUT = "1"  # of a cache entry; raised when the same source is laid out differently
 Progress = Callable[[str, float], None]
+logger = logging.getLogger("headrace.replica")
 
 
 def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> ModelSettings:
@@ -98,12 +103,38 @@ class LocalAdapters:
 
 def max_lora_rank(model: ModelSettings) -> int:
     """The rank that the engine is started for: as the options say, else that of the adapters that
-    are on this node. 0: the model has no adapters."""
+    are on this node and can be read. 0: the model has no adapters."""
     given = model.options.get("max_lora_rank")
     if given or not model.adapters:
         return int(given or 0)
-    here = [each for each in model.adapters.values() if not remote_source.is_remote(each)]
-    return adapter_files.largest_rank([sources.resolve(each) for each in here])
+    ranks = [adapter_files.FIRST_RANK]
+    for each in model.adapters.values():
+        if not remote_source.is_remote(each):
+            with suppress(LoadError, OSError):  # it fails its own requests, which says why
+                ranks.append(adapter_files.largest_rank([sources.resolve(each)]))
+    return max(ranks)
+
+
+def adapter_digests(model: ModelSettings, cache_dir: Path | None) -> dict[str, str]:
+    """What tells the content of each adapter from any other's: of one that cannot be read here, the
+    source. Its own requests fail, and no others."""
+    digests = {}
+    for name, source in model.adapters.items():
+        try:
+            digests[name] = content_of(source, cache_dir)
+        except (LoadError, OSError) as fault:
+            logger.error("the adapter %s cannot be read: %s", name, fault)
+            digests[name] = hashlib.sha256(source.encode()).hexdigest()
+    return digests
+
+
+def content_of(source: str, cache_dir: Path | None) -> str:
+    """What tells the content of a file or folder from any other's. Raises SourceError."""
+    if remote_source.is_remote(source):
+        return remote_source.identity(source)
+    path = sources.resolve(source)
+    place = path if path.is_dir() else path.parent
+    return staging.digest_of(files_of(path), place, cache_dir)
 
 
 def files_of(path: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from deployments.settings_files import preprocessing_support
 from runtimes import fingerprint
 from runtimes.errors import LoadError
 from runtimes.types import Limits, RowShapes, StreamLimits, TensorSpec
+from tests.runtimes.adapter_folders import write_adapter
 
 
 def model(**fields: Any) -> ModelSettings:
@@ -219,6 +221,32 @@ def test_the_adapters_of_a_model_are_those_that_its_callers_can_ask_for(tmp_path
     assert other.generating is not None
     assert other.generating.adapter_digests[0] != made.adapter_digests[0]
     assert other.version != description.version
+
+
+@pytest.mark.parametrize("fault", ["missing", "no LoRA adapter that an engine runs"])
+def test_a_replica_starts_without_an_adapter_that_it_cannot_have(
+    tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "tokenizer.json").write_bytes(b"{}")
+    for name in ("sql", "law"):
+        write_adapter(tmp_path / name, 16, rank=32)
+    adapters = {name: str(tmp_path / name) for name in ("sql", "law")}
+    there = model(task="generate", source=str(base), adapters=adapters)
+    if fault == "missing":
+        shutil.rmtree(tmp_path / "law")
+    else:
+        (tmp_path / "law/adapter_config.json").write_text('{"peft_type": "IA3"}')
+    started = describe.runtime_settings("m", there, tmp_path, lambda phase, share: None)
+    assert started.max_lora_rank == 32  # of the other
+    made, _ = describe.describe_stream("m", there, "d", Engine())
+    assert made.generating is not None
+    assert len(set(made.generating.adapter_digests)) == 2
+    assert ("the adapter law cannot be read" in caplog.text) is (fault == "missing")
+    with pytest.raises(LoadError, match="law"):
+        started.adapters["law"].files()
 
 
 LOGITS = TensorSpec("logits", "FP32", (-1, 2))

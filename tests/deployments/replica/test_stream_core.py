@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fake_engines import until
 from fake_sessions import FakeSession, frame
 from process_ends import Deaths
 from told_engine import Told
@@ -16,6 +17,7 @@ from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd
 from deployments.replica import stream_core
 from deployments.replica.stream_core import ENDED_SINCE, StreamCore
 from runtimes.errors import RunError, Unhealthy
+from runtimes.types import AdapterLoad
 
 
 class Gateway(FakeSession):
@@ -249,6 +251,37 @@ async def test_a_gateway_that_is_gone_leaves_its_places_to_the_others(
     assert [ask.body for ask in engine.asks] == [b"a", b"c"]
     engine.end(b"c")
     await stays.end_of(1)
+
+
+async def test_what_waits_for_an_adapter_keeps_no_other_out(
+    narrow: StreamCore, engine: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the next one, and once adapters are there the engine runs as many as before."""
+    monkeypatch.setattr(stream_core, "SIGN_OF_LIFE_S", 60.0)  # nobody waits for that
+    engine.adapters = AdapterLoad()
+    gateway = Gateway(narrow, "other")
+    await turns()
+    gateway.begin(1, b"slow")
+    await turns()
+    engine.adapters = AdapterLoad(waiting=1)
+    gateway.begin(2, b"slow too")
+    await turns()
+    assert [ask.body for ask in engine.asks] == [b"slow", b"slow too"]
+    gateway.begin(3, b"plain")
+    await turns()
+    assert len(engine.asks) == 2
+    engine.adapters = AdapterLoad(waiting=2)
+    await until(lambda: len(engine.asks) == 3)
+    engine.adapters = AdapterLoad()
+    await narrow.health()
+    gateway.begin(4, b"later")
+    for body in (b"plain", b"slow"):
+        engine.end(body)
+        await turns()
+        assert len(engine.asks) == 3
+    engine.end(b"slow too")
+    await turns()
+    assert engine.asks[-1].body == b"later"
 
 
 async def test_gateways_hear_what_the_others_were_served_also_while_they_have_no_end(

@@ -99,6 +99,31 @@ async def test_what_its_caller_has_had_a_part_of_ends_with_that_and_is_paid(
         assert len(b.engines.begun) == 1
 
 
+async def test_what_was_shown_is_paid_whether_its_caller_stays_leaves_or_is_answered(
+    description: Describe,
+) -> None:
+    """Also the tokens that the dispatcher has not been told of, because there are few."""
+    paid = {}
+    for end in ("answered", "stays", "leaves"):
+        async with bench(description, 1, ALONE) as b:
+            b.engines.deaf = {"r0"} if end == "leaves" else set()
+            pending = b.submit(tokens=100)
+            lease = await b.begun(1)
+            b.engines.say(lease, b"some ", tokens=(100, 0, 1))
+            b.engines.say(lease, b"more", tokens=(100, 0, 15))
+            assert await pending.next() == b"some more"
+            if end == "answered":
+                b.engines.say(lease, b".", tokens=(100, 0, 15), end=StreamEnd.DONE)
+                assert await read(pending) == b"."
+            elif end == "leaves":
+                b.queue.cancel(pending)
+            await dies(b, b.engines.begun[0])
+            await b.settled()
+            paid[end] = [flow.served_s for flow in b.queue.snapshot().flows if flow.served_s]
+    assert paid["answered"] == paid["stays"] == paid["leaves"]
+    assert len(paid["answered"]) == 1
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_nobody_pays_for_what_no_caller_was_shown(
     description: Describe, streams: bool
@@ -207,3 +232,13 @@ async def test_why_a_replica_ended_is_known_for_a_while(
         assert all(0 <= ago_s < 60 for ago_s, _ in ended.values())
         monkeypatch.setattr(lease_calls, "_KEEPS_LOST_S", 0.0)
         assert b.queue.calls.ended == {}
+
+
+async def test_a_reason_is_one_line_that_a_terminal_only_shows(description: Describe) -> None:
+    async with bench(description, 1) as b:
+        b.engines.die("r0", "CUDA error\n  \x1b[2J gone\u202e" + "." * 5000)
+        await until(lambda: not b.queue.calls.reached)
+        ((_, why),) = b.queue.calls.ended.values()
+        assert why.startswith("CUDA error [2J gone .")
+        assert why.isprintable()
+        assert len(why) < 1000

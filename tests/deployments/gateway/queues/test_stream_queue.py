@@ -333,6 +333,24 @@ async def test_the_core_hears_of_adapters_as_they_change(
         assert heard == [("r0", told[1]), ("r0", told[3])]
 
 
+async def test_as_many_more_are_sent_as_wait_there_for_an_adapter(description: Describe) -> None:
+    async with bench(description) as b:
+        b.engines.load = replace(b.engines.load, adapters=AdapterLoad())
+        pending = [b.submit() for _ in range(10)]
+        first = await b.begun(4)
+        assert len(b.engines.begun) == 4
+        for waiting, sent in ((2, 6), (9, 8), (0, 8)):
+            b.engines.load = replace(b.engines.load, adapters=AdapterLoad(waiting=waiting))
+            b.engines.tell("r0")
+            await b.begun(sent)
+            assert len(b.engines.begun) == sent
+        b.engines.say(first, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        await until(lambda: any(each.done for each in pending))
+        assert len(b.engines.begun) == 8  # no more than the engine runs, by now
+        for each in pending:
+            b.queue.cancel(each)
+
+
 async def test_the_engines_own_account_is_kept(description: Describe) -> None:
     async with bench(description) as b:
         b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)

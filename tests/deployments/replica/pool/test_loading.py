@@ -284,12 +284,12 @@ async def test_an_engine_streams_beside_batches_and_leaves_when_its_stream_has_e
 async def test_an_engine_that_slept_serves_again_in_the_time_that_it_takes_to_wake(
     bench: Bench,
 ) -> None:
-    model = an_engine("llm", load_s=0.2, wake_s=0.02, weights_mib=20, cache_mib=7)
+    model = an_engine("llm", load_s=0.2, wake_s=0.02, weights_mib=64, cache_mib=7)
     resident = await bench.start(model)
     loaded = resident._loaded
     mib = 1 << 20
     assert loaded.load_s >= 0.2
-    assert 27 * mib <= loaded.size_bytes
+    assert (32 + 7) * mib <= loaded.size_bytes  # earlier tests may give memory back meanwhile
     await resident.leave()
     asleep = await bench.loading.sleep(model, loaded)
     assert asleep.held_bytes == loaded.size_bytes - 7 * mib
