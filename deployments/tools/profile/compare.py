@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -33,6 +32,7 @@ from deployments.tools.profile.measure import (
     ProfileOptions,
     chosen,
     created,
+    in_a_process,
     named,
 )
 from loadtests.report.table import aligned
@@ -43,7 +43,6 @@ from runtimes.errors import LoadError
 PRECISIONS = ("fp32", "bf16")
 ROWS = 128
 _ONLY_THEIRS = ("synthetic", "python")  # no other backend runs what they run
-_LOAD_S = 300.0  # with what a backend compiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,23 +174,14 @@ def _table(timed: Sequence[Timed], found: ChosenModel) -> Table:
 def _timed(
     candidate: Candidate, found: ChosenModel, lengths: Sequence[int], seconds: float
 ) -> Timed:
-    """Raises CannotProfile, at the latest `_LOAD_S` after its time."""
+    """Raises CannotProfile."""
     told = {"runtime": candidate.runtime, "precision": candidate.precision,
             "options": dict(candidate.options)}  # fmt: skip
     job = {
         "name": found.name, "model": found.model.model_dump(mode="json", exclude_unset=True) | told,
         "cache_dir": str(found.cache_dir), "lengths": list(lengths), "seconds": seconds,
     }  # fmt: skip
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__], input=json.dumps(job), capture_output=True,
-            text=True, timeout=_LOAD_S + seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise CannotProfile(f"not loaded after {_LOAD_S:g} s") from None
-    if done.returncode:
-        raise CannotProfile((done.stderr.strip().splitlines() or ["its process ended"])[-1])
-    answer = json.loads(done.stdout.splitlines()[-1])  # after what its libraries print
+    answer = in_a_process(__name__, job, seconds)
     return Timed(str(candidate), tuple(answer["rates"]), answer["batch_s"])
 
 

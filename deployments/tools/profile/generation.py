@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -29,7 +28,12 @@ from deployments.settings.model import ModelSettings
 from deployments.settings_files.made import cache_dir
 from deployments.tools.console.progress_bar import shown_progress
 from deployments.tools.profile.lengths import WrongArguments
-from deployments.tools.profile.measure import CannotProfile, ProfileOptions, named
+from deployments.tools.profile.measure import (
+    CannotProfile,
+    ProfileOptions,
+    in_a_process,
+    named,
+)
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number
 from runtimes import catalog
@@ -38,7 +42,6 @@ from runtimes.types import StreamRequest, StreamRuntime
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 PROMPT, OUTPUT = 64, 64  # tokens
-_LOAD_S = 300.0
 _SPECULATIVE = "speculative"
 
 
@@ -151,21 +154,12 @@ def table(name: str, found: dict[str, list[Level]]) -> Table:
 
 
 def _timed(side: Side, name: str, options: ProfileOptions, seconds: float) -> list[Level]:
-    """Raises CannotProfile, at the latest `_LOAD_S` after its time."""
+    """Raises CannotProfile."""
     job = {
         "file": str(options.file), "name": name, "changes": side.changes, "seconds": seconds,
         "seed": options.seed,
     }  # fmt: skip
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__], input=json.dumps(job), capture_output=True,
-            text=True, timeout=_LOAD_S + seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise CannotProfile(f"not loaded after {_LOAD_S:g} s") from None
-    if done.returncode:
-        raise CannotProfile((done.stderr.strip().splitlines() or ["its process ended"])[-1])
-    answer = json.loads(done.stdout.splitlines()[-1])  # after what its libraries print
+    answer = in_a_process(__name__, job, seconds)
     return [Level(**{**each, "rates": tuple(each["rates"])}) for each in answer]
 
 

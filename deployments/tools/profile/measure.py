@@ -6,7 +6,11 @@ If it is stopped early, the findings so far are kept. Nothing is written to disk
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -37,6 +41,8 @@ from deployments.tools.profile.sweep import (
 from runtimes import catalog, warmup
 from runtimes.errors import RuntimeFault
 from runtimes.types import Limits, Runtime, RuntimeSettings
+
+LOAD_S = 300.0  # with what a backend compiles
 
 
 class CannotProfile(RuntimeError):
@@ -88,6 +94,21 @@ def chosen(options: ProfileOptions) -> ChosenModel:
     model = with_lengths(model, settings.source)
     lengths = lengths_for(options.lengths, model.lengths.max, Random(options.seed))
     return ChosenModel(name, model, settings, lengths, folder)
+
+
+def in_a_process(module: str, job: Mapping[str, Any], seconds: float) -> Any:
+    """What `python -m module` prints last, as JSON, given the job on standard input, of which
+    `seconds` are measuring. Raises CannotProfile, at the latest `LOAD_S` after those."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module], input=json.dumps(job), capture_output=True,
+            text=True, timeout=LOAD_S + seconds, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise CannotProfile(f"not loaded after {LOAD_S:g} s") from None
+    if done.returncode:
+        raise CannotProfile((done.stderr.strip().splitlines() or ["its process ended"])[-1])
+    return json.loads(done.stdout.splitlines()[-1])  # after what its libraries print
 
 
 def created(settings: RuntimeSettings) -> Runtime:

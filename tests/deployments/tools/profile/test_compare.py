@@ -85,7 +85,7 @@ def test_what_ran_is_ranked_and_what_did_not_is_named(
         return subprocess.CompletedProcess(command, 0, f"a library\n{answer}\n", "")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compare.subprocess, "run", play)
+    monkeypatch.setattr(subprocess, "run", play)
     path = tmp_path / "own.yaml"
     path.write_text("models: {device: {runtime: synthetic, lengths: {max: 64}}}\n")
     words = ["profile", str(path), "--compare", "openvino:fp32, torch:fp32"]
