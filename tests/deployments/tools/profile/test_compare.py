@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from deployments import cli
 from deployments.settings.model import ModelSettings
-from deployments.tools.profile import compare
 from deployments.tools.profile.compare import Timed, candidates, verdict
 from deployments.tools.profile.lengths import WrongArguments
 from runtimes import catalog
