@@ -33,4 +33,7 @@ class Forest(litserve.LitAPI):
 if __name__ == "__main__":
     api = Forest(max_batch_size=32, batch_timeout=0.002)
     server = litserve.LitServer(api, accelerator="cpu", fast_queue=True)
-    server.run(host="127.0.0.1", port=int(sys.argv[1]), num_api_servers=1, access_log=False)
+    port = int(sys.argv[1])
+    server.run(
+        host="127.0.0.1", port=port, num_api_servers=1, access_log=False, generate_client_file=False
+    )
