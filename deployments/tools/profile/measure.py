@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -99,16 +100,30 @@ def chosen(options: ProfileOptions) -> ChosenModel:
 def in_a_process(module: str, job: Mapping[str, Any], seconds: float) -> Any:
     """What `python -m module` prints last, as JSON, given the job on standard input, of which
     `seconds` are measuring. Raises CannotProfile, at the latest `LOAD_S` after those."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", module], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module], input=json.dumps(job), capture_output=True,
-            text=True, timeout=LOAD_S + seconds, check=False,
-        )  # fmt: skip
+        printed, said = child.communicate(json.dumps(job), timeout=LOAD_S + seconds)
     except subprocess.TimeoutExpired:
-        raise CannotProfile(f"not loaded after {LOAD_S:g} s") from None
-    if done.returncode:
-        raise CannotProfile((done.stderr.strip().splitlines() or ["its process ended"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])  # after what its libraries print
+        raise CannotProfile(f"not done after {LOAD_S:g} s to load and {seconds:g} s more") from None
+    finally:
+        if child.returncode is None:  # nobody waits for it any more
+            _end(child)
+    if child.returncode:
+        raise CannotProfile((said.strip().splitlines() or ["its process ended"])[-1])
+    return json.loads(printed.splitlines()[-1])  # after what its libraries print
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """With the processes that it has started: an engine's would go on, and hold its device."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(child.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    child.kill()
+    child.communicate()
 
 
 def created(settings: RuntimeSettings) -> Runtime:
