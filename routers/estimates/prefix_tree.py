@@ -157,10 +157,11 @@ class PrefixTree:
 
     def _share_out(self) -> None:
         """Beyond the bound the replicas that hold most are known less of, not those that are heard
-        last."""
+        last. Some room is left, so that this is done now and then, not for each change."""
         if len(self) <= self.most:
             return
-        room, every = self.most, (*self._held.values(), *(t.held for t in self._told.values()))
+        room = self.most - self.most // 64
+        every = (*self._held.values(), *(told.held for told in self._told.values()))
         for place, held in enumerate(sorted(every, key=len)):
             _trim(held, room // (len(every) - place))
             room -= len(held)
