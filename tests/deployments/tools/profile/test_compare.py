@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import psutil
@@ -112,22 +113,28 @@ def test_a_process_that_fails_is_told_by_its_last_words(
         in_a_process(played, {}, 1.0)
 
 
-def test_an_answer_comes_after_what_libraries_print(
+def test_an_answer_is_found_among_what_libraries_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = script(tmp_path, monkeypatch, "print('a library')\nprint(input())")
+    text = "print('a library')\nprint(input())\nprint('(Engine pid=7) ends')\nprint(7)"
+    played = script(tmp_path, monkeypatch, text)
     assert in_a_process(played, {"a": 1}, 1.0) == {"a": 1}
+    script(tmp_path, monkeypatch, "print('a library')")
+    with pytest.raises(CannotProfile, match="printed no answer"):
+        in_a_process(played, {}, 1.0)
 
 
+@pytest.mark.parametrize("then", ["time.sleep(60)", "os.kill(os.getpid(), 9)"])
 def test_what_hangs_ends_with_the_processes_that_it_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine's process has its outputs, too, so whoever reads these would wait for it."""
-    text = """
-import pathlib, subprocess, time
+    """An engine's process has its outputs, too, so whoever reads these would wait for it, also
+    where the process that began it is dead."""
+    text = f"""
+import os, pathlib, subprocess, time
 engine = subprocess.Popen(["sleep", "60"])
 pathlib.Path(__file__).with_name("engine").write_text(str(engine.pid))
-time.sleep(60)
+{then}
 """
     played = script(tmp_path, monkeypatch, text)
     monkeypatch.setattr(measure, "LOAD_S", 2.0)
@@ -136,4 +143,8 @@ time.sleep(60)
         in_a_process(played, {}, 1.0)
     assert monotonic() - began < 30.0
     engine = int((tmp_path / "engine").read_text())
-    assert not psutil.pid_exists(engine) or psutil.Process(engine).status() == "zombie"
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(engine)
+        while process.status() != psutil.STATUS_ZOMBIE:  # killed, and not gone yet
+            assert monotonic() - began < 30.0
+            sleep(0.01)
