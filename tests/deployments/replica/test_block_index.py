@@ -162,12 +162,14 @@ def test_a_block_that_all_prompts_begin_with_costs_no_more_than_others() -> None
     """A chat template's first block: each prompt's first hash stands for it."""
 
     def took_s(blocks: int) -> float:
-        index = BlockIndex(20_000)
+        index = BlockIndex(10_000)
         index.replace(())
         began = thread_time()
-        for each in range(40_000):
+        for each in range(20_000):
             index.locate(index.ask((each,), 16), (each % blocks,), 16)
-        assert len(index) == 20_000
+        assert len(index) == 10_000
         return thread_time() - began
 
-    assert took_s(1) < 10 * took_s(20_000)
+    # The least of some: what other tests have left may be collected meanwhile.
+    one, many = (min(took_s(blocks) for _ in range(3)) for blocks in (1, 10_000))
+    assert one < 10 * many
