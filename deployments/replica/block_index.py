@@ -10,6 +10,7 @@ there is. Whoever follows the index is told of each change. Pure; owned by one e
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,8 +44,10 @@ class BlockIndex(BlockAccount):
         self._most = most
         self._held: set[int] = set()  # blocks of the engine
         # By hash: the engine's block that it stands for, and the request that said so last.
-        self._blocks: dict[int, tuple[int, int]] = {}
-        self._hashes: dict[int, tuple[int, ...]] = {}  # by block of the engine
+        self._blocks: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # By block of the engine. Where a chat template is longer than a block, all prompts begin
+        # with one of its blocks, which then has most hashes.
+        self._hashes: dict[int, dict[int, None]] = {}
         self._asked: dict[int, _Asked] = {}  # by request under way
         self._requests = 0
         self._followers: dict[BlockFollower, None] = {}
@@ -88,7 +91,7 @@ class BlockIndex(BlockAccount):
                 continue
             if before is not None:
                 self._unlink(each, before[0])
-            names[block] = (*names[block], each) if block in names else (each,)
+            names.setdefault(block, {})[each] = None
             if is_held is not (before is not None and before[0] in held):
                 changes[each] = is_held
         self._forget(changes)
@@ -144,14 +147,12 @@ class BlockIndex(BlockAccount):
     def _forget(self, changes: dict[int, bool]) -> None:
         """The oldest hashes beyond the bound."""
         while len(self._blocks) > self._most:
-            oldest = next(iter(self._blocks))
-            block, _ = self._blocks.pop(oldest)
+            oldest, (block, _) = self._blocks.popitem(last=False)
             self._unlink(oldest, block)
             changes[oldest] = False
 
     def _unlink(self, each: int, block: int) -> None:
-        left = tuple(other for other in self._hashes.get(block, ()) if other != each)
-        if left:
-            self._hashes[block] = left
-        else:
-            self._hashes.pop(block, None)
+        named = self._hashes[block]
+        del named[each]
+        if not named:
+            del self._hashes[block]

@@ -46,7 +46,11 @@ class ToldBlocks:
 
     def changed(self, held: Mapping[int, bool]) -> None:
         self._waiting.update(held)
-        if len(self._waiting) > MAX_HASHES:
+        if self._whole:  # none of it was told: what is no longer held need not be taken back
+            for each, is_held in held.items():
+                if not is_held:
+                    del self._waiting[each]
+        elif len(self._waiting) > MAX_HASHES:
             self._gather_all()
         self._wake_later()
 

@@ -52,7 +52,7 @@ def blocks_of(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
 class _Told:
     """What a replica has told of itself. Until that is `complete`, the estimate is used."""
 
-    held: set[int] = field(default_factory=set)
+    held: OrderedDict[int, None] = field(default_factory=OrderedDict)
     # What is being read there, or will be: blocks of open leases, and how many of these have each.
     expected: dict[int, int] = field(default_factory=dict)
     complete: bool = False
@@ -109,8 +109,10 @@ class PrefixTree:
         """The replica reads this prompt now. It can hold `room` blocks in all."""
         told = self._told.get(replica_id)
         if told is not None:
-            for block in blocks:
+            for block in reversed(blocks):
                 told.expected[block] = told.expected.get(block, 0) + 1
+                if block in told.held:
+                    told.held.move_to_end(block)
             if told.complete:
                 return
         held = self._held.setdefault(replica_id, OrderedDict())
@@ -118,10 +120,8 @@ class PrefixTree:
             held[block] = None
             held.move_to_end(block)
         _trim(held, max(1, room))
-        over = len(self) - self.most if len(self._held) * room > self.most else 0
-        if over > 0:
-            largest = max(self._held.values(), key=len)
-            _trim(largest, max(1, len(largest) - over))
+        if len(self._held) * room > self.most:
+            self._share_out()
 
     def done(self, replica_id: str, blocks: tuple[int, ...]) -> None:
         """A prompt that the replica was to read has been answered, or never will be."""
@@ -138,17 +138,33 @@ class PrefixTree:
     def told(self, event: BlocksHeld) -> None:
         """The replica says what it holds."""
         replica_id = event.replica_id
-        told = self._told.setdefault(replica_id, _Told())
+        told = self._told.get(replica_id)
+        if told is None:
+            if not event.whole:
+                return  # the beginning was told before the replica was listed, and is not known
+            told = self._told[replica_id] = _Told()
         if event.whole:
             if told.complete:  # the best estimate until it has told the rest
-                self._held[replica_id] = OrderedDict.fromkeys(told.held)
-            told.held, told.complete = set(), False
-        told.held.difference_update(event.removed)
-        room = max(0, self.most - len(self))
-        told.held.update(event.stored if len(event.stored) <= room else event.stored[:room])
+                self._held[replica_id] = told.held
+            told.held, told.complete = OrderedDict(), False
+        for block in event.removed:
+            told.held.pop(block, None)
+        told.held.update(dict.fromkeys(reversed(event.stored)))
         if not event.partial:
             told.complete = True
             self._held.pop(replica_id, None)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Beyond the bound the replicas that hold most are known less of, not those that are heard
+        last. Some room is left, so that this is done now and then, not for each change."""
+        if len(self) <= self.most:
+            return
+        room = self.most - self.most // 64
+        every = (*self._held.values(), *(told.held for told in self._told.values()))
+        for place, held in enumerate(sorted(every, key=len)):
+            _trim(held, room // (len(every) - place))
+            room -= len(held)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone, with what it held."""

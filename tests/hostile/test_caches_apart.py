@@ -47,6 +47,7 @@ CACHES = {
     "deployments/gateway/queues/connections.py": NO_INPUT,
     "deployments/gateway/reuse/answer_reuse.py": TENANT,
     "deployments/gateway/telemetry/metric_families.py": "label sets: tenants and models' names",
+    "deployments/replica/block_index.py": "hashes come salted with the tenant",
     "routers/estimates/generations.py": "sessions' names begin with the tenant's",
     "routers/estimates/output_lengths.py": TENANT,
     "routers/estimates/prefix_tree.py": "prompts' blocks are salted with the tenant",

@@ -179,8 +179,40 @@ def test_replicas_that_tell_remember_no_more_than_the_bound_either() -> None:
     assert len(tree) == 10
     tree.told(told(removed=tuple(range(8))))
     tree.told(BlocksHeld("b", (8, 9)))
-    assert len(tree) == 4
+    assert len(tree) == 7
     assert tree.told_replicas == 2
+
+
+def test_the_bound_is_shared_by_all_replicas_that_tell() -> None:
+    tree = PrefixTree(60)
+    for name in "abc":
+        tree.told(BlocksHeld(name, tuple(range(40)), whole=True))
+    tree.told(BlocksHeld("d", tuple(range(5)), whole=True))
+    assert tree.matches(tuple(range(40))).keys() == set("abcd")
+    assert [tree.match(name, tuple(range(5))) for name in "abcd"] == [5, 5, 5, 5]
+    assert len(tree) == 60
+
+
+def test_beyond_the_bound_what_was_used_last_is_known_longest() -> None:
+    tree = PrefixTree(8)
+    tree.told(told(stored=(1, 2, 3, 4), whole=True))
+    tree.told(told(stored=(5, 6, 7, 8)))
+    tree.read("a", (1, 2, 3), 100)
+    tree.done("a", (1, 2, 3))
+    tree.told(told(stored=(9, 10, 11)))
+    assert (tree.match("a", (1, 2, 3)), tree.match("a", (9, 10, 11))) == (3, 3)
+    assert len(tree) == 8
+
+
+def test_changes_of_what_is_not_known_are_not_taken_for_all() -> None:
+    """A replica that is listed again, on a connection that told its beginning before."""
+    tree = PrefixTree(10)
+    tree.told(told(stored=(1, 2), whole=True))
+    tree.forget("a")
+    tree.read("a", (1, 2), 100)
+    tree.told(told(stored=(5,)))
+    assert not tree.is_told("a")
+    assert tree.match("a", (1, 2)) == 2
 
 
 def test_a_replica_that_is_gone_has_told_nothing() -> None:

@@ -18,6 +18,7 @@ from math import inf
 from deployments.contract import errors
 from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind, MessageError
 from deployments.contract.channel.stream_messages import (
+    MAX_HASHES,
     BlocksMessage,
     GenerateCall,
     Piece,
@@ -458,7 +459,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         generation = self._settings.generation
         wanted = generation is not None and generation.affinity == "prefix"
         told = wanted and self.calls.tells_blocks(lease.replica_id)
-        hashes = packed(prompt.generation.blocks) if told else b""
+        hashes = packed(prompt.generation.blocks[:MAX_HASHES]) if told else b""
         return GenerateCall(
             prompt.endpoint, prompt.body, left_s, priority, prompt.salt, lease.rank, lease.charges,
             waiting, input_s, output_s, hashes, prompt.hashed_tokens if hashes else 0,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -97,18 +99,28 @@ def chosen(options: ProfileOptions) -> ChosenModel:
 
 
 def in_a_process(module: str, job: Mapping[str, Any], seconds: float) -> Any:
-    """What `python -m module` prints last, as JSON, given the job on standard input, of which
-    `seconds` are measuring. Raises CannotProfile, at the latest `LOAD_S` after those."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module], input=json.dumps(job), capture_output=True,
-            text=True, timeout=LOAD_S + seconds, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise CannotProfile(f"not loaded after {LOAD_S:g} s") from None
-    if done.returncode:
-        raise CannotProfile((done.stderr.strip().splitlines() or ["its process ended"])[-1])
-    return json.loads(done.stdout.splitlines()[-1])  # after what its libraries print
+    """The last JSON that `python -m module` prints in a line, given the job on standard input, of
+    which `seconds` are measuring. Raises CannotProfile, at the latest `LOAD_S` after those. Then
+    the processes that it has started end, too: an engine's would go on, and hold its device."""
+    with subprocess.Popen(
+        [sys.executable, "-m", module], text=True, process_group=0,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        try:
+            printed, said = child.communicate(json.dumps(job), timeout=LOAD_S + seconds)
+        except BaseException as stopped:
+            os.killpg(child.pid, signal.SIGKILL)
+            if not isinstance(stopped, subprocess.TimeoutExpired):
+                raise
+            times = f"{LOAD_S:g} s to load and {seconds:g} s more"
+            raise CannotProfile(f"not done after {times}") from None
+    if child.returncode:
+        raise CannotProfile((said.strip().splitlines() or ["its process ended"])[-1])
+    for line in reversed(printed.splitlines()):  # libraries print before it, and as they end
+        with suppress(json.JSONDecodeError):
+            if isinstance(answer := json.loads(line), dict | list):
+                return answer
+    raise CannotProfile("its process printed no answer")
 
 
 def created(settings: RuntimeSettings) -> Runtime:

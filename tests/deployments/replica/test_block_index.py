@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
+from time import thread_time
 
 import pytest
 
@@ -155,3 +156,20 @@ def test_followers_know_what_is_held_whatever_happens(index: BlockIndex) -> None
             held = (held | set(stored)) - set(removed)
         assert follower.held == set(index.held())
         assert follower.held <= {each for each, block in said.items() if block in held}
+
+
+def test_a_block_that_all_prompts_begin_with_costs_no_more_than_others() -> None:
+    """A chat template's first block: each prompt's first hash stands for it."""
+
+    def took_s(blocks: int) -> float:
+        index = BlockIndex(10_000)
+        index.replace(())
+        began = thread_time()
+        for each in range(20_000):
+            index.locate(index.ask((each,), 16), (each % blocks,), 16)
+        assert len(index) == 10_000
+        return thread_time() - began
+
+    # The least of some: what other tests have left may be collected meanwhile.
+    one, many = (min(took_s(blocks) for _ in range(3)) for blocks in (1, 10_000))
+    assert one < 10 * many

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -139,6 +140,24 @@ async def test_what_nobody_takes_is_bounded_by_everything(
     while stand.take(after_s=1.0) is not None:
         pass
     assert stand.held == {7}
+
+
+async def test_a_silent_gateway_costs_no_look_at_everything_for_each_change(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(told_blocks, "MAX_HASHES", 50)
+    stand.index = BlockIndex(50)
+    stand.index.replace(())
+    stand.engine_reads(*range(50))
+    looked = Mock(wraps=stand.index.held)
+    monkeypatch.setattr(stand.index, "held", looked)
+    stand.told = ToldBlocks(stand.index, lambda: None)
+    for each in range(50, 150):
+        stand.engine_reads(each)
+    assert looked.call_count == 1
+    assert len(stand.told._waiting) == 50
+    assert stand.take() is not None
+    assert stand.held == set(range(100, 150))
 
 
 async def test_an_engine_that_does_not_tell_is_not_spoken_of_until_it_does() -> None:

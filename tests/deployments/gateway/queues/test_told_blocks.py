@@ -13,6 +13,7 @@ import pytest
 from fake_engines import until
 from in_process import LocalChannel, LocalSession
 
+from deployments.contract.channel import stream_messages
 from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.stream_messages import decode_steps, encode_steps
 from deployments.contract.description import (
@@ -23,6 +24,7 @@ from deployments.contract.description import (
 )
 from deployments.gateway.models.served_model import terms
 from deployments.gateway.prompts import pseudo_ids
+from deployments.gateway.queues import stream_queue
 from deployments.gateway.queues.dispatcher_driver import QueueRequest
 from deployments.gateway.queues.pending_requests import Prompt
 from deployments.gateway.queues.stream_queue import StreamQueue
@@ -151,6 +153,16 @@ async def test_a_gateway_knows_what_another_one_has_sent(stand: Stand) -> None:
     replica = await stand.ask(0, said)
     await until(lambda: stand.tree(1).matches(blocks(said)) == {replica: 4})
     assert await stand.ask(1, said) == replica
+
+
+async def test_of_a_prompt_with_more_hashes_than_a_message_takes_the_first_are_sent(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_messages, "MAX_HASHES", 3)  # what a replica refuses
+    monkeypatch.setattr(stream_queue, "MAX_HASHES", 3)
+    said = text(1, 4)
+    replica = await stand.ask(0, said)
+    await until(lambda: stand.tree(1).matches(blocks(said)) == {replica: 3})
 
 
 async def test_a_gateway_knows_what_an_engine_has_dropped(stand: Stand) -> None:

@@ -80,13 +80,21 @@ def profiled(tmp_path: Path, *arguments: str, **fields: Any) -> Any:
 
 
 def test_an_engine_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
-    done = profiled(tmp_path, "--seconds", "1", "--json", options={"max_sequences": 4})
+    done = profiled(tmp_path, "--seconds", "3", "--json", options={"max_sequences": 4})
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)["sides"].values()
     assert [each["count"] for each in found] == [1, 2, 4]
     rates = [each["tokens_per_s"] for each in found]
     assert rates == sorted(rates)
     assert all(0 < each["first_s"] < 5 and len(each["rates"]) > 1 for each in found)
+
+
+def test_of_a_slow_engine_fewer_answers_at_once_are_measured(tmp_path: Path) -> None:
+    """Rather than none, because the time is up."""
+    done = profiled(tmp_path, "--seconds", "1", "--json", options={"base_ms": 10.0})
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["sides"].values()
+    assert [each["count"] for each in found] == [1]
 
 
 def test_lengths_are_for_models_whose_batches_are_formed(tmp_path: Path) -> None:
