@@ -89,6 +89,39 @@ def test_settings_mean_the_same_applications_either_way(seed: int, tmp_path: Pat
     assert same(serve_config_of(objects(values))) == same(built(values, tmp_path))
 
 
+_VLLM = {"runtime": "vllm", "task": "generate", "source": "/models/llm"}
+_SHARES = {"options": {"kv_cache_gib": 1, "gpu_memory_utilization": 0.2}}
+_SMALL = {"runtime": "synthetic", "task": "generate"}
+_PLENTY = {"memory_mib": 8192}
+
+
+@pytest.mark.parametrize(
+    ("pool", "models"),
+    [
+        (_PLENTY, {"g": {"runtime": "synthetic", "task": "generate"}, "v": _VLLM}),
+        (
+            _PLENTY,
+            {"g": {"runtime": "synthetic", "task": "generate", "slo": {"timeout_ms": 900000}}},
+        ),
+        ({**_PLENTY, "models": ["a"]}, {"g": {"runtime": "synthetic", "task": "generate"}}),
+        ({**_PLENTY, "num_gpus": 1, "asleep_mib": 512}, {"v": _VLLM | _SHARES, "w": _VLLM}),
+        ({**_PLENTY, "num_gpus": 1}, {"v": _VLLM | _SHARES | {"slo": {"max_timeout_ms": 900000}}}),
+    ],
+)
+def test_a_pool_of_models_that_generate_is_the_same_either_way(
+    pool: dict[str, Any], models: dict[str, Any], tmp_path: Path
+) -> None:
+    group = {"name": "cpu", "cpu": 8, "memory": "8Gi", "gpus": 4}
+    values = {
+        "models": {"a": {"runtime": "synthetic"}, **models},
+        "scaling": {"pool": pool},
+        "gateways": {"cpu": 8},
+        "workerGroups": [group],
+        "drainSeconds": 86400,
+    }
+    assert same(serve_config_of(objects(values))) == same(built(values, tmp_path))
+
+
 def _drawn(rng: random.Random) -> dict[str, Any]:
     gateway = _some(rng, _GATEWAY)
     models = {name: _model(rng) for name in "abc"[: rng.randint(1, 3)]}

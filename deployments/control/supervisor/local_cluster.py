@@ -139,7 +139,7 @@ class LocalCluster(ServedModels):
                 # Without certificates, which take 30 ms of a processor to load.
                 answer = httpx.get(url, timeout=_READY_ANSWER_S, verify=False)
                 # Through Serve's proxy, which is no way for large bodies or gRPC.
-                if answer.status_code != 200 or "via" in answer.headers:
+                if answer.status_code != 200 or "serve-proxy" in answer.headers.get("via", ""):
                     return False
         except (OSError, httpx.HTTPError):
             return False

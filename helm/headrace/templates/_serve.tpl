@@ -148,20 +148,23 @@ model's time to drain. */}}
 {{- $d := .Files.Get "files/defaults.json" | fromJson -}}
 {{- $pool := .Values.scaling.pool -}}
 {{- $named := dig "models" $d.pool.models $pool -}}
+{{- $gpus := dig "num_gpus" $d.pool.num_gpus $pool -}}
 {{- $runtimes := list -}}
+{{- $engines := list -}}
 {{- $drain_s := $d.grace_s -}}
 {{- $root := . -}}
 {{- range $name, $model := .Values.models }}
 {{- $chosen := or (kindIs "string" $named) (has $name $named) }}
-{{- if and $chosen (ne (dig "task" "" $model) "generate") }}
+{{- if and $chosen (eq (include "headrace.poolable" (dict "model" $model "gpus" $gpus)) "yes") }}
 {{- $times := include "headrace.times" (dict "root" $root "settings" $model) | fromJson }}
-{{- $runtimes = append $runtimes $model.runtime }}
+{{- if ne (dig "task" "" $model) "generate" }}{{ $runtimes = append $runtimes $model.runtime }}
+{{- else if ne $model.runtime "vllm" }}{{ $engines = append $engines $model.runtime }}{{ end }}
 {{- $drain_s = maxf $drain_s $times.drain_s }}
 {{- end }}
 {{- end }}
 {{- $options := dict
   "num_cpus" (dig "num_cpus" $d.pool.num_cpus $pool)
-  "num_gpus" (dig "num_gpus" $d.pool.num_gpus $pool) -}}
+  "num_gpus" $gpus -}}
 {{- with dig "resources" nil $pool }}{{ $_ := set $options "resources" . }}{{ end }}
 {{- $args := dict
   "runtimes" ($runtimes | uniq | sortAlpha)
@@ -169,6 +172,8 @@ model's time to drain. */}}
   "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000) -}}
 {{- with dig "memory_limit_mib" nil $pool }}{{ $_ := set $args "memory_limit_mib" . }}{{ end }}
 {{- if $options.num_gpus }}{{ $_ := set $args "num_gpus" $options.num_gpus }}{{ end }}
+{{- if $engines }}{{ $_ := set $args "engines" ($engines | uniq | sortAlpha) }}{{ end }}
+{{- with dig "asleep_mib" 0 $pool }}{{ $_ := set $args "asleep_bytes" (mul 1048576 (int64 .)) }}{{ end }}
 {{- $least := dig "min" $d.pool.min $pool -}}
 {{- $most := dig "max" $d.pool.max $pool -}}
 {{- dict
@@ -184,6 +189,16 @@ model's time to drain. */}}
     "graceful_shutdown_timeout_s" $drain_s
     "health_check_timeout_s" $d.grace_s))
   | toJson -}}
+{{- end }}
+
+{{/* Of a dict of a model and a pool replica's GPUs: "yes" where that can hold it. */}}
+{{- define "headrace.poolable" -}}
+{{- $options := dig "options" dict .model -}}
+{{- $ready := and .gpus (hasKey $options "kv_cache_gib") (hasKey $options "gpu_memory_utilization") -}}
+{{- if dig "dependencies" nil .model }}no
+{{- else if ne (dig "task" "" .model) "generate" }}yes
+{{- else if dig "adapters" nil .model }}no
+{{- else if or (ne .model.runtime "vllm") $ready }}yes{{ end }}
 {{- end }}
 
 {{/* Of a list of the least and the most replicas. */}}
@@ -206,7 +221,9 @@ that a replica may take to finish what it has in hand. */}}
 {{- $hang_limit_s := dig "hang_limit_s" $d.replicas.hang_limit_s $replicas -}}
 {{- $drain_s := 0 -}}
 {{- if eq (dig "task" "" .settings) "generate" }}
-{{- $drain_s = divf (dig "slo" "timeout_ms" $d.generate_timeout_ms .settings) 1000 }}
+{{- $slo := dig "slo" dict .settings }}
+{{- $longest_ms := maxf (dig "timeout_ms" 0 $slo) $d.generate_timeout_ms }}
+{{- $drain_s = divf (dig "max_timeout_ms" $longest_ms $slo) 1000 }}
 {{- else }}
 {{- $gateways := (include "headrace.gateway" .root | fromJson).replicas }}
 {{- $slots := dig "slots" $d.replicas.slots $replicas }}
