@@ -280,6 +280,7 @@ def _measured(
 ) -> Asked:
     size = options.megabytes * MIB
     pid = process_of(running, front[0]).pid
+    time.sleep(2.0)  # HAProxy may still change over to the gateway, and refuses large bodies then
     asks()  # memory that is kept from now on
     seconds, cpu_ms, total_ms, peaks = [], [], [], []
     for _ in range(options.requests):
