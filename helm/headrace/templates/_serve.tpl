@@ -31,13 +31,11 @@ read text. */}}
 {{- $options := dict "num_cpus" $gateway.num_cpus -}}
 {{- if $gateway.labels }}{{ $_ := set $options "label_selector" $gateway.labels }}{{ end -}}
 {{- dict
-  "name" "gateway"
-  "route_prefix" "/"
+  "name" "gateway" "route_prefix" "/"
   "import_path" "deployments.gateway.application:gateway"
   "args" (dict "settings" $written "tenants_path" $gateway.tenants_path)
   "deployments" (list (dict
-    "name" "gateway"
-    "num_replicas" $gateway.replicas
+    "name" "gateway" "num_replicas" $gateway.replicas
     "graceful_shutdown_timeout_s" (addf $gateway.drain_s $defaults.grace_s $defaults.deregister_s)
     "ray_actor_options" $options
     "max_replicas_per_node" $gateway.per_node))
@@ -149,10 +147,7 @@ model's time to drain. */}}
 {{- $pool := .Values.scaling.pool -}}
 {{- $named := dig "models" $d.pool.models $pool -}}
 {{- $gpus := dig "num_gpus" $d.pool.num_gpus $pool -}}
-{{- $runtimes := list -}}
-{{- $engines := list -}}
-{{- $drain_s := $d.grace_s -}}
-{{- $root := . -}}
+{{- $runtimes := list -}}{{- $engines := list -}}{{- $drain_s := $d.grace_s -}}{{- $root := . -}}
 {{- range $name, $model := .Values.models }}
 {{- $chosen := or (kindIs "string" $named) (has $name $named) }}
 {{- if and $chosen (eq (include "headrace.poolable" (dict "model" $model "gpus" $gpus)) "yes") }}
@@ -160,25 +155,20 @@ model's time to drain. */}}
 {{- if ne (dig "task" "" $model) "generate" }}{{ $runtimes = append $runtimes $model.runtime }}
 {{- else if ne $model.runtime "vllm" }}{{ $engines = append $engines $model.runtime }}{{ end }}
 {{- $drain_s = maxf $drain_s $times.drain_s }}
-{{- end }}
-{{- end }}
-{{- $options := dict
-  "num_cpus" (dig "num_cpus" $d.pool.num_cpus $pool)
-  "num_gpus" $gpus -}}
+{{- end }}{{ end }}
+{{- $options := dict "num_cpus" (dig "num_cpus" $d.pool.num_cpus $pool) "num_gpus" $gpus -}}
 {{- with dig "resources" nil $pool }}{{ $_ := set $options "resources" . }}{{ end }}
 {{- $args := dict
   "runtimes" ($runtimes | uniq | sortAlpha)
   "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
   "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000) -}}
 {{- with dig "memory_limit_mib" nil $pool }}{{ $_ := set $args "memory_limit_mib" . }}{{ end }}
-{{- if $options.num_gpus }}{{ $_ := set $args "num_gpus" $options.num_gpus }}{{ end }}
+{{- if $gpus }}{{ $_ := set $args "num_gpus" $gpus }}{{ end }}
 {{- if $engines }}{{ $_ := set $args "engines" ($engines | uniq | sortAlpha) }}{{ end }}
 {{- with dig "asleep_mib" 0 $pool }}{{ $_ := set $args "asleep_bytes" (mul 1048576 (int64 .)) }}{{ end }}
-{{- $least := dig "min" $d.pool.min $pool -}}
-{{- $most := dig "max" $d.pool.max $pool -}}
+{{- $least := dig "min" $d.pool.min $pool -}}{{- $most := dig "max" $d.pool.max $pool -}}
 {{- dict
-  "name" "headrace-pool"
-  "route_prefix" nil
+  "name" "headrace-pool" "route_prefix" nil
   "import_path" "deployments.replica.application:pool"
   "args" $args
   "autoscaling_policy" (dict "policy_function" "deployments.control.scaling.copy_targets:CopyTargets")
@@ -186,8 +176,7 @@ model's time to drain. */}}
     "name" "pool"
     "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)
     "ray_actor_options" $options
-    "graceful_shutdown_timeout_s" $drain_s
-    "health_check_timeout_s" $d.grace_s))
+    "graceful_shutdown_timeout_s" $drain_s "health_check_timeout_s" $d.grace_s))
   | toJson -}}
 {{- end }}
 
@@ -195,10 +184,8 @@ model's time to drain. */}}
 {{- define "headrace.poolable" -}}
 {{- $options := dig "options" dict .model -}}
 {{- $ready := and .gpus (hasKey $options "kv_cache_gib") (hasKey $options "gpu_memory_utilization") -}}
-{{- if dig "dependencies" nil .model }}no
-{{- else if ne (dig "task" "" .model) "generate" }}yes
-{{- else if dig "adapters" nil .model }}no
-{{- else if or (ne .model.runtime "vllm") $ready }}yes{{ end }}
+{{- if dig "dependencies" nil .model }}no{{ else if ne (dig "task" "" .model) "generate" }}yes
+{{- else if dig "adapters" nil .model }}no{{ else if or (ne .model.runtime "vllm") $ready }}yes{{ end }}
 {{- end }}
 
 {{/* Of a list of the least and the most replicas. */}}
@@ -206,10 +193,7 @@ model's time to drain. */}}
 {{- dict
   "min_replicas" (index . 0)
   "max_replicas" (maxf 1 (index . 1))
-  "upscale_delay_s" 0
-  "downscale_delay_s" 0
-  "metrics_interval_s" 30
-  "look_back_period_s" 60
+  "upscale_delay_s" 0 "downscale_delay_s" 0 "metrics_interval_s" 30 "look_back_period_s" 60
   | toJson -}}
 {{- end }}
 
@@ -219,9 +203,8 @@ that a replica may take to finish what it has in hand. */}}
 {{- $d := .root.Files.Get "files/defaults.json" | fromJson -}}
 {{- $replicas := dig "replicas" dict .settings -}}
 {{- $hang_limit_s := dig "hang_limit_s" $d.replicas.hang_limit_s $replicas -}}
-{{- $drain_s := 0 -}}
+{{- $drain_s := 0 -}}{{- $slo := dig "slo" dict .settings -}}
 {{- if eq (dig "task" "" .settings) "generate" }}
-{{- $slo := dig "slo" dict .settings }}
 {{- $longest_ms := maxf (dig "timeout_ms" 0 $slo) $d.generate_timeout_ms }}
 {{- $drain_s = divf (dig "max_timeout_ms" $longest_ms $slo) 1000 }}
 {{- else }}
