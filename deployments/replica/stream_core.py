@@ -126,7 +126,7 @@ def _piece(lease_id: int, entry: _PendingPiece) -> Piece:
 
 SIGN_OF_LIFE_S = 1.0
 ENDS_S = 0.5  # that gateways have to take in that the replica is lost, before its process ends
-ENDED_SINCE = 4  # the first version of the channel whose gateways know `Kind.ENDED`
+NEW_KINDS_SINCE = 4  # the version of the channel that brought `Kind.ENDED` and `Kind.BLOCKS`
 _SETTLED_S, _LOOKS = 0.1, 10  # the engine's load shows only a step later that a request has ended
 MAX_CHUNK_BYTES = 32 << 20  # gateways refuse what may have more than half; they hold it thrice
 logger = logging.getLogger("headrace.replica")
@@ -170,7 +170,8 @@ class _GatewayStream:
         self.link = link
         self.outbox = Outbox()
         # None: of a version that cannot be told.
-        self.blocks = ToldBlocks(blocks, self.outbox.wake) if link.version > 3 else None
+        knows = link.version >= NEW_KINDS_SINCE
+        self.blocks = ToldBlocks(blocks, self.outbox.wake) if knows else None
         self.running: dict[int, _StreamRun] = {}
         self.seen = 0
         self.open = True
@@ -360,7 +361,7 @@ class StreamCore:
 
     def _tell_lost(self, link: GatewayConnection) -> None:
         """An older gateway hears it when the connection ends."""
-        if link.version >= ENDED_SINCE:
+        if link.version >= NEW_KINDS_SINCE:
             link.send(Kind.ENDED, 0, [self._lost.encode("utf-8", "replace")])
 
     def _end_process(self) -> None:

@@ -63,7 +63,7 @@ TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous b
 MODEL = "llm"
 MAX_TOKENS = 64
 _CONTEXT, _SEQUENCES = 2048, 4
-_WORDS = (
+WORDS = (
     "water",
     "wheel",
     "channel",
@@ -155,7 +155,7 @@ async def streamed(url: str, model: str, users: int, answers: int) -> Streamed:
         async def user(number: int, count: int) -> None:
             drawn = random.Random(f"{_SEED} {users} {number} {count}")
             for _ in range(count):
-                prompt = " ".join(drawn.choice(_WORDS) for _ in range(40))
+                prompt = " ".join(drawn.choice(WORDS) for _ in range(40))
                 await _answer(http, url, _asked(model, prompt), found)
 
         await asyncio.gather(*(user(number, 1) for number in range(users)))

@@ -61,17 +61,9 @@ GATEWAY_KINDS = frozenset(
      Kind.GOAWAY, *LATER_KINDS}
 )  # fmt: skip
 REPLICA_KINDS = frozenset(
-    {
-        Kind.STARTED,
-        Kind.REPLY,
-        Kind.FAULT,
-        Kind.UNSENT,
-        Kind.STEPS,
-        Kind.GOAWAY,
-        Kind.ENDED,
-        *LATER_KINDS,
-    }
-)
+    {Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.UNSENT, Kind.STEPS, Kind.GOAWAY, Kind.ENDED,
+     *LATER_KINDS}
+)  # fmt: skip
 
 
 class FrameError(Exception):

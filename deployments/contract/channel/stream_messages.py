@@ -63,9 +63,8 @@ class GenerateCall(WireMessage, frozen=True):
     # Both 0: not known.
     input_s: float = 0.0
     output_s: float = 0.0
-    hashes: bytes = (
-        b""  # of the prompt's blocks, as in `StreamRequest`; to a replica that tells of them
-    )
+    # Of the prompt's blocks, as in `StreamRequest`; to a replica that tells of them.
+    hashes: bytes = b""
     hashed_tokens: int = 0  # of the whole prompt
 
 

@@ -22,26 +22,13 @@ from deployments.gateway.prompts import Ids, pseudo_ids
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.replica.block_index import BlockIndex
 from examples import make_llm
+from loadtests.benches import small_generation
 from routers.estimates.prefix_tree import blocks_of
 from runtimes import catalog
 from runtimes.types import RuntimeSettings, StreamRequest
 
 CONTEXT, BLOCK, CONVERSATIONS, TURNS = 1024, 16, 40, 4
-WORDS = [
-    "water",
-    "wheel",
-    "channel",
-    "river",
-    "mill",
-    "stone",
-    "turbine",
-    "gate",
-    "flow",
-    "stream",
-    "queue",
-    "batch",
-    "token",
-]
+WORDS = [*small_generation.WORDS, "queue", "batch", "token"]
 
 
 class Chats:

@@ -15,7 +15,7 @@ from told_engine import Told
 from deployments.contract.channel.frames import Kind, MessageError
 from deployments.contract.channel.stream_messages import GenerateCall, StreamEnd, encode_generate
 from deployments.replica import stream_core
-from deployments.replica.stream_core import ENDED_SINCE, StreamCore
+from deployments.replica.stream_core import NEW_KINDS_SINCE, StreamCore
 from runtimes.errors import RunError, Unhealthy
 from runtimes.types import AdapterLoad
 
@@ -521,7 +521,7 @@ async def test_nothing_begins_at_an_engine_that_has_died(engine: Told, deaths: D
 async def test_an_older_gateway_is_left_with_the_end_of_its_connection(
     engine: Told, gateway: Gateway, deaths: Deaths
 ) -> None:
-    gateway.version = ENDED_SINCE - 1
+    gateway.version = NEW_KINDS_SINCE - 1
     gateway.begin(1)
     await turns()
     engine.die()
