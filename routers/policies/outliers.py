@@ -19,7 +19,7 @@ from enum import Enum
 
 from routers.api.settings import OutlierParameters
 from routers.estimates.groups import ReplicaGroup
-from routers.state.replica_state import ReplicaState
+from routers.state.replica_state import EJECTED, AnyReplica
 
 _STREAK = 3  # slow answers in a row, before which no replica is ejected
 _MIN_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
@@ -57,9 +57,9 @@ class Outliers:
         self.settings = settings
         self.frozen = False
         self._peers: dict[ReplicaGroup, _Peers] = {}
-        self._records: dict[ReplicaState, _Record] = {}
+        self._records: dict[AnyReplica, _Record] = {}
 
-    def judge(self, replica: ReplicaState, ratio: float, pool: Iterable[ReplicaState]) -> Verdict:
+    def judge(self, replica: AnyReplica, ratio: float, pool: Iterable[AnyReplica]) -> Verdict:
         """The verdict on a replica that has answered. `ratio`: that answer's seconds over its
         group's prediction. `pool`: all replicas; it is compared with those of its group."""
         if self.frozen or replica.draining:
@@ -67,18 +67,18 @@ class Outliers:
         record = self._record(replica)
         slow = self._is_slow(replica, ratio, pool)
         record.streak = record.streak + 1 if slow else 0
-        if replica.ejected:
+        if replica.reasons & EJECTED:
             return self._judge_probe(replica, record, slow, pool)
         if record.streak < _STREAK or not self._is_slow(replica, replica.slowdown, pool):
             return Verdict.AS_BEFORE
         group = [each for each in pool if each.group is replica.group]
         running = sum(not each.draining for each in group)
-        ejected = sum(each.ejected for each in group)
+        ejected = sum(each.reasons & EJECTED > 0 for each in group)
         may_eject = ejected + 1 <= self.settings.max_ejected * running
         return Verdict.EJECT if may_eject else Verdict.AS_BEFORE
 
     def _judge_probe(
-        self, replica: ReplicaState, record: _Record, slow: bool, pool: Iterable[ReplicaState]
+        self, replica: AnyReplica, record: _Record, slow: bool, pool: Iterable[AnyReplica]
     ) -> Verdict:
         settings = self.settings
         if not slow and not self._is_slow(replica, replica.slowdown, pool):
@@ -87,19 +87,19 @@ class Outliers:
         record.probe_every_s = doubled if slow else settings.probe_s
         return Verdict.PROBE
 
-    def ejected(self, replica: ReplicaState) -> None:
+    def ejected(self, replica: AnyReplica) -> None:
         """The replica is ejected from now on, for this or another reason."""
         self._record(replica).probe_every_s = self.settings.probe_s
 
-    def probe_every_s(self, replica: ReplicaState) -> float:
+    def probe_every_s(self, replica: AnyReplica) -> float:
         """Seconds between two probes of a replica that is ejected."""
         return self._record(replica).probe_every_s
 
-    def forget(self, replica: ReplicaState) -> None:
+    def forget(self, replica: AnyReplica) -> None:
         """The replica is gone for good."""
         self._records.pop(replica, None)
 
-    def _is_slow(self, replica: ReplicaState, ratio: float, pool: Iterable[ReplicaState]) -> bool:
+    def _is_slow(self, replica: AnyReplica, ratio: float, pool: Iterable[AnyReplica]) -> bool:
         """Whether the ratio exceeds the median of the replica's group by `eject_ratio`. The median
         may be a few answers old."""
         group = replica.group
@@ -114,16 +114,15 @@ class Outliers:
             peers.fresh = max(_MIN_REFRESH, len(ratios))
         return ratio > self.settings.eject_ratio * peers.median
 
-    def _record(self, replica: ReplicaState) -> _Record:
+    def _record(self, replica: AnyReplica) -> _Record:
         record = self._records.get(replica)
         if record is None:
             record = self._records[replica] = _Record()
         return record
 
 
-def may_probe(replica: ReplicaState, now: float) -> bool:
-    """Whether the replica can take a probe. A batch replica must hold nothing; a stream replica
-    goes on with what it holds, and must have room."""
+def may_probe(replica: AnyReplica, now: float) -> bool:
+    """Whether the replica can take a probe."""
     if replica.draining or not replica.has_room() or replica.blocked_until > now:
         return False
-    return replica.streams or not replica.leases
+    return replica.may_probe()

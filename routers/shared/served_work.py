@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from routers.api.requests import FlowWork, Report
 from routers.shared.controllers import Controllers
-from routers.state.flows import Flows
-from routers.state.formed_batch import FormedBatch
+from routers.state.flows import Charge, Flows
 from routers.state.rejection_cache import RejectionCache
 
 
@@ -25,16 +24,16 @@ class ServedWork:
         self._controllers = controllers
         self._rejections = rejections
 
-    def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
-        """The batch's lease has ended after `service_s` measured seconds; None: nothing was
-        started, so its charges are refunded."""
+    def settle(self, charge: Charge, service_s: float | None, now: float) -> None:
+        """The lease has ended after `service_s` measured seconds; None: nothing was started, so
+        what was charged for it is refunded."""
         self._rejections.clear()
         if service_s is None:
-            self._flows.refund(batch.paid, epoch=batch.epoch)
+            self._flows.refund(charge.paid, epoch=charge.epoch)
             return
-        served = batch.split(service_s)
-        self._flows.settle(batch.charges, served, epoch=batch.epoch)
-        self._controllers.served(served, now, late=bool(batch.rank[0]))
+        served = charge.split(service_s)
+        self._flows.settle(charge.charges, served, epoch=charge.epoch)
+        self._controllers.served(served, now, late=bool(charge.rank[0]))
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
         """Charge a flow for what its stream takes beyond what was paid."""
@@ -47,16 +46,14 @@ class ServedWork:
         stream ends. `rank`: see `api.actions.Dispatch`."""
         self._controllers.served((work,), now, late=bool(rank[0]))
 
-    def settle_stream(
-        self, batch: FormedBatch, served_s: float, untold_s: float, now: float
-    ) -> None:
+    def settle_stream(self, charge: Charge, served_s: float, untold_s: float, now: float) -> None:
         """The stream's lease has ended after `served_s` in all, of which the controllers have not
         been told `untold_s`."""
         self._rejections.clear()
-        self._flows.settle(batch.charges, batch.split(served_s), epoch=batch.epoch)
+        self._flows.settle(charge.charges, charge.split(served_s), epoch=charge.epoch)
         if untold_s > 0.0:
-            priority, tenant, _ = batch.charges[0]
-            self.report((priority, tenant, untold_s), batch.rank, now)
+            priority, tenant, _ = charge.charges[0]
+            self.report((priority, tenant, untold_s), charge.rank, now)
 
     def learn(self, report: Report, speed: float, now: float) -> None:
         """Take in what a report says of other gateways' work. `speed`: seconds of the reference

@@ -1,9 +1,9 @@
 """When must the dispatcher be called again if no event comes, and when may a step be skipped?
 
-The dispatcher has one timer (`api.actions.WakeAt`). `WakeupPlanner` asks for it at the earliest
+A scheduler has one timer (`api.actions.WakeAt`). `WakeupPlanner` asks for it at the earliest
 time at which a decision may change by the clock alone. It also says until when a new request
-changes nothing but the queue, so that the dispatcher need not run its other decisions. Times are
-seconds on the dispatcher's clock.
+changes nothing but the queue, so that the scheduler need not run its other decisions. Times are
+seconds on the caller's clock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.actions import Action, WakeAt
-from routers.shared.assignment import Assignment
-from routers.shared.core_state import State
 from routers.shared.requests import RequestTable
 
 
@@ -28,32 +26,14 @@ class WakeupPlanner:
         self._next_check_at = inf  # when a request's timer or a check of a lease or replica is due
         self._next_capacity_at = inf  # when a replica may take a lease
 
-    def look(self, state: State, assignment: Assignment, now: float) -> None:
-        """Plan anew at the end of a step in which anything may have changed."""
-        requests, copies = state.requests, state.copies
-        batch_copies, stream_hedger = copies.schedule, state.stream_hedger.schedule
-        replicas = copies.replicas
-        self._next_check_at = min(
-            requests.timers.next_at(),
-            batch_copies.next_check_at(),
-            state.silence.next_at(),
-            stream_hedger.next_check_at(),
-        )
-        self._next_capacity_at = replicas.next_at()
-        held_until = requests.held_until
-        if held_until is not None and held_until < self._next_capacity_at:
-            self._next_capacity_at = held_until
-        if requests.next_retry_at < self._next_capacity_at:
-            self._next_capacity_at = requests.next_retry_at
-        self.quiet_until = min(self._next_check_at, self._next_capacity_at)
-        self.most_urgent = requests.most_urgent()
-        gives_way = assignment.may_preempt(now)
-        races = batch_copies.candidates or stream_hedger.candidates
-        if replicas.has_ready or races or gives_way or copies.settings.preempt_streams:
-            self.quiet_until = -inf
-        elif requests.groups.bounds and replicas.preemptible.least_urgent() is not None:
-            # The most urgent rows may be too long for that replica, so that others preempt there.
-            self.quiet_until = -inf
+    def plan(
+        self, most_urgent: int | None, check_at: float, capacity_at: float, *, quiet: bool
+    ) -> None:
+        """Plan anew at the end of a step in which anything may have changed. `quiet`: until those
+        times a new request that is not more urgent changes nothing but the queue."""
+        self._next_check_at, self._next_capacity_at = check_at, capacity_at
+        self.most_urgent = most_urgent
+        self.quiet_until = min(check_at, capacity_at) if quiet else -inf
 
     def joined(self, requests: RequestTable) -> None:
         """A new request was queued and nothing else has changed: plan its timer."""

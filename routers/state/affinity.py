@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 _MOST = 10_000  # sessions
-# How much later than on the best replica a batch or stream may finish for the preference's sake:
-_BATCH_BOUND = 0.1  # of its predicted seconds: near ties only
-_STREAM_BOUND = 0.5  # of its predicted seconds: as much as a cache may save
+# How much later than on the best replica a batch may finish for the preference's sake, of its
+# predicted seconds: near ties only.
+_BOUND = 0.1
 
 
 class Affinity:
@@ -40,7 +40,7 @@ class Affinity:
             last.popitem(last=False)
 
     @staticmethod
-    def gives_way(later_s: float, predicted_s: float, *, streams: bool) -> bool:
+    def gives_way(later_s: float, predicted_s: float) -> bool:
         """Whether finishing `later_s` after the best replica is too much to pay for the
         preference."""
-        return later_s > predicted_s * (_STREAM_BOUND if streams else _BATCH_BOUND)
+        return later_s > predicted_s * _BOUND

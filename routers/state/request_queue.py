@@ -122,7 +122,7 @@ class RequestQueue:
         while len(lanes) <= flow.priority:
             lanes.append(Lane(tracked.late, len(lanes), self.flows.order.ranking))
         lanes[flow.priority].push(row, now)
-        tracked.count_queued(1)
+        tracked.queued += 1
         if tracked.queued == 1:
             self.requests += 1
 
@@ -149,14 +149,13 @@ class RequestQueue:
         row.edge = edge
         self.add(row, now)
 
-    def adopt(self, order: Order, now: float) -> Order:
+    def adopt(self, order: Order, now: float) -> None:
         """Go on under this order. Where that is of another kind, all that waits is sorted anew and
         all accounts begin anew."""
         if type(order) is type(self.flows.order):
             self.flows.order = order
         else:
             self._sort_anew(order, now)
-        return order
 
     def _sort_anew(self, order: Order, now: float) -> None:
         rows = [row for lane in self.lanes() for bucket in lane.buckets() for row in bucket.live()]
@@ -228,7 +227,7 @@ class RequestQueue:
             flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
             if not flow.rows:
                 self.flows.count(flow)
-        tracked.count_queued(-1)
+        tracked.queued -= 1
         if not tracked.queued:
             self.requests -= 1
 

@@ -7,16 +7,14 @@ Source: preemptive priorities; vLLM stops sequences in the same order.
 
 from __future__ import annotations
 
-from routers.policies.preemption.types import PreemptionView
-from routers.state.preemptible import standing
-from routers.state.replica_state import Lease, ReplicaState
+from routers.policies.preemption.types import BegunStreams
+from routers.state.replica_state import AnyLease
 
 
 class LeastUrgent:
-    def gives_back(self, view: PreemptionView, urgent: int, now: float) -> ReplicaState | None:
-        replica = view.least_urgent(urgent)
-        return None if replica is None or standing(replica) <= (0, urgent) else replica
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return least > (0, urgent)
 
-    def stops(self, view: PreemptionView, urgent: int, now: float) -> Lease | None:
-        least = max(view.streams.priorities(), default=0)
-        return view.last_begun(least) if least > urgent else None
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        least = max(begun.priorities(), default=0)
+        return begun.last_begun(least) if least > urgent else None

@@ -8,15 +8,15 @@ urgent one runs. Staged batches lose nothing: of those the least urgent gives wa
 from __future__ import annotations
 
 from routers.policies.preemption.least_urgent import LeastUrgent
-from routers.policies.preemption.types import PreemptionView
-from routers.state.replica_state import Lease
+from routers.policies.preemption.types import BegunStreams
+from routers.state.replica_state import AnyLease
 
 
 class LeastWorkLost(LeastUrgent):
-    def stops(self, view: PreemptionView, urgent: int, now: float) -> Lease | None:
-        latest: Lease | None = None
-        for priority in sorted(view.streams.priorities(), reverse=True):
-            lease = view.last_begun(priority) if priority > urgent else None
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        latest: AnyLease | None = None
+        for priority in sorted(begun.priorities(), reverse=True):
+            lease = begun.last_begun(priority) if priority > urgent else None
             if lease is not None and (latest is None or lease.sent_at > latest.sent_at):
                 latest = lease
         return latest

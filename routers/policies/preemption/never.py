@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from routers.policies.preemption.types import PreemptionView
-from routers.state.replica_state import Lease, ReplicaState
+from routers.policies.preemption.types import BegunStreams
+from routers.state.replica_state import AnyLease
 
 
 class Never:
-    def gives_back(self, view: PreemptionView, urgent: int, now: float) -> ReplicaState | None:
-        return None
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return False
 
-    def stops(self, view: PreemptionView, urgent: int, now: float) -> Lease | None:
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
         return None

@@ -1,18 +1,17 @@
-"""Which rows are served next, on which replica and when: one model's dispatcher at one gateway.
+"""What both schedulers do: take events in, and answer what their callers ask.
 
 Events go in and actions come out: `step(event, now)`, or `take` and then `decide`. All other
-methods are queries that change nothing. The dispatcher owns the queue and the leases and is their
-only writer. It does no I/O and knows neither clock nor payloads. A batch is formed only when a
-replica can take it. A step handles its event, then the due timers (late, refused, expired), then
-dispatches, then sends copies: no request is dispatched at or past its expiry. Batch and stream
-replicas differ only in the share of capacity that a lease takes. Work: O(log n) an event, plus what
-the event names. The parts decide: `requests` what waits, `assignment` what goes where,
-`lease_completion` what follows from a lease's end, `copies` what is copied.
+methods are queries that change nothing. A scheduler owns the queue and the leases of one model at
+one gateway and is their only writer. It does no I/O and knows neither clock nor payloads. Work:
+O(log n) an event, plus what the event names. What a kind decides once something has changed stands
+in `batch.scheduler` and `stream.scheduler`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from math import inf
+from typing import Any, Generic, TypeVar
 
 from routers.api.actions import Action
 from routers.api.events import (
@@ -38,97 +37,106 @@ from routers.api.events import (
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
-from routers.estimates.averages import Utilisation
 from routers.estimates.cost.model import Coefficients, CostError
-from routers.estimates.groups import ReplicaGroups
 from routers.policies.admission.queue_bound import is_full
-from routers.policies.hedging.batches import Hedging
 from routers.policies.outliers import Outliers
-from routers.policies.preemption.types import PreemptionView
-from routers.policies.registry import HEDGINGS, PLACEMENTS, PREEMPTIONS, check_names
-from routers.policies.silence import Silence
-from routers.shared.assignment import Assignment
-from routers.shared.core_state import State
-from routers.shared.hedger import Hedger
-from routers.shared.lease_completion import (
-    believable,
-    close_lease,
-    forget_replica,
-    learn_of_peers,
-)
-from routers.shared.replica_watch import Ejection, SilenceWatch
+from routers.policies.preemption.types import Preemption
+from routers.policies.registry import PREEMPTIONS, check_names
+from routers.shared.endings import Endings, believable
+from routers.shared.health import Ejection, Silence, SilenceWatch, Suspension
+from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.shared.snapshots import take_snapshot
-from routers.shared.stream_hedger import StreamHedger
-from routers.shared.stream_leases import moved
-from routers.shared.suspension import heard, suspend
 from routers.shared.wakeups import WakeupPlanner
 from routers.state.affinity import Affinity
-from routers.state.budget import Budget
-from routers.state.leases import DispatchCounts, LeaseTable, start_first
+from routers.state.leases import LeaseTable, start_first
+from routers.state.replica_state import SILENT, AnyLease, AnyReplica
 from routers.state.replicas import ReplicaSet
+from routers.state.rows import Row
 
 _NOTES = (
     CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld, BlocksHeld,
 )  # fmt: skip
+_MAX_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
+
+Q = TypeVar("Q", bound=RequestTable)
+S = TypeVar("S", bound=ReplicaSet[Any])
+L = TypeVar("L", bound=AnyLease)
 
 
-class Dispatcher:
+def checked(settings: DispatcherSettings) -> DispatcherSettings:
+    """The settings. Raises `BadSettings`."""
+    validate(settings)
+    check_names(settings)
+    return settings
+
+
+class Scheduler(Generic[Q, S, L]):
     """One model's scheduling core. Raises `BadSettings` and `BadRequestEvent`, nothing else."""
 
-    def __init__(self, settings: DispatcherSettings) -> None:
-        validate(settings)
-        check_names(settings)
-        self._groups = ReplicaGroups(settings)
-        self._replicas = ReplicaSet(self._groups, PLACEMENTS[settings.policies.placement]())
-        self._leases = LeaseTable()
-        self._requests = RequestTable(settings, self._replicas)
-        self._copies = Hedger(
-            settings,
-            self._replicas,
-            self._leases,
-            Hedging(settings.hedge, HEDGINGS[settings.policies.hedging](settings.hedge)),
-            Ejection(Outliers(settings.outliers), self._replicas),
-            Budget(settings.hedge.budget),
-            Utilisation(),
-            DispatchCounts(),
-        )
-        silence = Silence(settings.silence, self._copies.hedging, self._replicas)
-        self._silence = SilenceWatch(silence)
-        self._stream_copies = StreamHedger(self._requests, self._copies, self._silence)
-        self._assignment = Assignment(
-            self._requests,
-            self._copies,
-            self._stream_copies,
-            Affinity(),
-            self._silence,
-            PREEMPTIONS[settings.policies.preemption](),
-            PreemptionView(
-                self._replicas.preemptible, self._leases.streams, self._requests.waiting
-            ),
-        )
-        self._state = State(
-            self._requests,
-            self._replicas,
-            self._leases,
-            self._copies,
-            self._silence,
-            self._stream_copies,
-        )
-        self._adopt(settings)
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        requests: Q,
+        replicas: S,
+        races: Races[L],
+        silence: Silence[Any],
+    ) -> None:
+        self._requests, self._replicas, self._races = requests, replicas, races
+        self._groups = replicas.groups
+        self._leases: LeaseTable[L] = LeaseTable()
+        self._ejection: Ejection[Any] = Ejection(Outliers(settings.outliers), replicas)
+        self._silence: SilenceWatch[Any] = SilenceWatch(silence)
+        self._suspension = Suspension(requests, replicas, races, self._silence, self._ejection)
+        self._preemption: Preemption = PREEMPTIONS[settings.policies.preemption]()
+        self._affinity = Affinity()
         self._wakeups = WakeupPlanner()
+        self._adopt_health(settings)
+
+    # -- what differs by kind
+
+    @property
+    @abstractmethod
+    def _ended(self) -> Endings[L]:
+        """What follows from the ends of leases."""
+
+    @abstractmethod
+    def _check_kind(self, settings: DispatcherSettings) -> None:
+        """Raises `BadSettings` for the settings of a model of the other kind."""
+
+    @abstractmethod
+    def _adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings, which the request table has adopted."""
+
+    @abstractmethod
+    def _watch(self, lease: L) -> None:
+        """Plan the check of a lease, unless it is planned."""
+
+    @abstractmethod
+    def _opened(self, lease: L, now: float) -> None:
+        """The lease has started."""
+
+    def _progressed(self, event: Progress, now: float, actions: list[Action]) -> bool:
+        """Record how far a stream has got; whether decisions may change because of it."""
+        return True
+
+    @abstractmethod
+    def _decide(self, now: float, actions: list[Action]) -> None:
+        """Decide all that may be decided anew, now that something has changed."""
+
+    # -- events in, actions out
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Handle one event; returns the actions to perform, in order. `now` never decreases."""
         actions: list[Action] = []
         if self.take(event, now, actions):
-            self._make_decisions(now, actions)
+            self._decide(now, actions)
         return actions
 
     def take(self, event: Event, now: float, actions: list[Action]) -> bool:
         """The first half of `step`: record the event, append the actions that follow from it alone,
         and dispatch nothing. True: the caller must call `decide` soon. A caller that holds several
-        events takes all of them before the first batch is formed."""
+        events takes all of them before the first lease is sent."""
         if isinstance(event, _NOTES):
             self._note(event, now)
             return False
@@ -138,8 +146,10 @@ class Dispatcher:
         if now < wakeups.quiet_until and isinstance(event, Arrive):
             return self._arrive_while_quiet(event, now, actions)
         self._advance_utilisation(now)
-        if isinstance(event, Progress | Heard):
-            return self._replica_spoke(event, now, actions) or not now < wakeups.wakes_at < inf
+        if isinstance(event, Progress):
+            return self._progressed(event, now, actions) or not now < wakeups.wakes_at < inf
+        if isinstance(event, Heard):
+            return self._heard(event, now) or not now < wakeups.wakes_at < inf
         self._handle(event, now, actions)
         return True
 
@@ -150,17 +160,14 @@ class Dispatcher:
         if now >= self._wakeups.wakes_at:
             self._wakeups.wakes_at = inf
         self._advance_utilisation(now)
-        self._make_decisions(now, actions)
+        self._decide(now, actions)
         return actions
 
-    def _adopt(self, settings: DispatcherSettings) -> None:
-        self._copies.adopt(settings)
-        self._silence.policy.settings = settings.silence
-        self._assignment.preemption = PREEMPTIONS[settings.policies.preemption]()
+    # -- queries
 
     def snapshot(self, now: float) -> Snapshot:
-        """The state in numbers; work as in `core.snapshots`."""
-        return take_snapshot(self._state, now)
+        """The state in numbers; work as in `shared.snapshots`."""
+        return take_snapshot(self._requests, self._replicas, self._leases, self._races, now)
 
     @property
     def waiting_rows(self) -> int:
@@ -231,13 +238,7 @@ class Dispatcher:
             case PeersServed(replica_id, report):
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
-                    learn_of_peers(self._state, replica, believable(report, 0.0), now)
-            case AdaptersHeld(replica_id, adapters, load_s, failing):
-                if replica_id in self._replicas.by_id and requests.generations is not None:
-                    requests.generations.adapters.told(replica_id, adapters, load_s, failing)
-            case BlocksHeld(replica_id):
-                if replica_id in self._replicas.by_id and requests.generations is not None:
-                    requests.generations.tree.told(event)
+                    self._ended.learn_of_peers(replica, believable(report, 0.0), now)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
@@ -254,30 +255,37 @@ class Dispatcher:
             case Close():
                 self._requests.close(actions)
             case Reconfigure():
+                self._check_kind(event.settings)
                 self._requests.reconfigure(event.settings, now, actions)
+                self._races.adopt(event.settings)
+                self._adopt_health(event.settings)
                 self._adopt(event.settings)
             case Tick():
                 pass
 
+    def _adopt_health(self, settings: DispatcherSettings) -> None:
+        outliers = self._ejection.policy
+        outliers.settings, outliers.frozen = settings.outliers, settings.frozen
+        self._silence.policy.settings = settings.silence
+        self._preemption = PREEMPTIONS[settings.policies.preemption]()
+
     def _update_replicas(self, event: Replicas, now: float) -> None:
+        self._replicas.check_kind(event.replicas)
         for replica in self._replicas.update(event.replicas, now):
-            forget_replica(self._state, replica)
+            self._ended.forget(replica)
         if self._replicas.running > 1:
             # Leases sent while one replica ran were not watched: no replica could take a copy.
             for lease in self._leases.open.values():
-                self._copies.watch(lease)
-                self._stream_copies.watch(lease)
+                self._watch(lease)
 
     def _lease_opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
         if lease is not None and not lease.opened:
-            heard(self._state, lease.replica, now)
-            lease.begin(now)
+            self._suspension.heard(lease.replica, now)
+            lease.opened, lease.starts_at = True, now
             if lease.tied:
                 start_first(lease, actions)
-            lease.replica.predict_finish(now)
-            self._copies.watch(lease)
-            self._stream_copies.watch(lease)
+            self._opened(lease, now)
             self._replicas.refresh(lease.replica, now)
 
     def _lease_closed(self, event: Closed, now: float, actions: list[Action]) -> None:
@@ -285,32 +293,17 @@ class Dispatcher:
         # The caller also closes leases itself (a timeout, a broken connection): only a report that
         # the replica filled in, or an answer, shows that the replica is alive.
         if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
-            heard(self._state, lease.replica, now)
-        close_lease(self._state, event, now, actions)
+            self._suspension.heard(lease.replica, now)
+        self._ended.close(event, now, actions)
 
-    def _replica_spoke(self, event: Progress | Heard, now: float, actions: list[Action]) -> bool:
+    def _heard(self, event: Heard, now: float) -> bool:
         """Record that a replica has spoken; whether decisions may change because of it."""
-        if isinstance(event, Progress):
-            return self._stream_progressed(event, now, actions)
         replica = self._replicas.by_id.get(event.replica_id)
-        was_silent = replica is not None and replica.suspended
-        if replica is not None:
-            heard(self._state, replica, now)
+        if replica is None:
+            return False
+        was_silent: bool = replica.reasons & SILENT > 0
+        self._suspension.heard(replica, now)
         return was_silent
-
-    def _stream_progressed(self, event: Progress, now: float, actions: list[Action]) -> bool:
-        """Record how far a stream has got; whether decisions may change because of it."""
-        lease = self._leases.open.get(event.lease_id)
-        if lease is None or not lease.replica.streams:
-            return True
-        was_silent = lease.replica.suspended
-        heard(self._state, lease.replica, now)
-        self._stream_copies.begun(lease, actions)
-        has_changed = moved(self._state, lease, event, now)
-        self._replicas.refresh(lease.replica, now)
-        return has_changed or was_silent
-
-    # -- what follows from an event
 
     def _arrive_while_quiet(self, event: Arrive, now: float, actions: list[Action]) -> bool:
         """Handle a new request while no replica can take a lease and no timer is due. Whether
@@ -327,27 +320,40 @@ class Dispatcher:
 
     def _advance_utilisation(self, now: float) -> None:
         """Average the utilisation up to now; called before the replicas' load changes."""
-        self._copies.utilisation.advance(self._replicas.busy_share, now)
+        self._races.utilisation.advance(self._replicas.busy_share, now)
 
-    def _make_decisions(self, now: float, actions: list[Action]) -> None:
-        """Run the timers, suspend silent replicas, dispatch, send copies, and ask for a timer."""
-        self._requests.run_timers(now, actions)
-        copies, replicas = self._copies, self._replicas
-        while (lease := copies.overdue(now)) is not None:
-            replicas.refresh(lease.replica, now)
-            self._silence.watch(lease.replica, now)
-        while (replica := self._silence.silent(now)) is not None:
-            suspend(self._state, replica, now, actions)
-        replicas.promote(now)
-        self._requests.held_until = None
-        self._requests.next_retry_at = inf
-        self._assignment.fill(now, actions)
-        healthy = replicas.healthy
-        copies.hedge(now, actions)
-        self._stream_copies.hedge(now, actions)
-        if replicas.healthy < healthy and len(self._groups.by_name) > 1:
-            # Rows may have been left to the group of a replica that has just become unhealthy.
-            self._assignment.fill(now, actions)
-        self._wakeups.look(self._state, self._assignment, now)
-        races = copies.schedule.candidates or self._stream_copies.schedule.candidates
-        self._wakeups.ask(self._requests.waiting.rows > 0 or bool(races), actions)
+    # -- parts of both passes
+
+    def _look_ahead(self, now: float) -> None:
+        """With several groups of replicas: compute which of them may take the next lease."""
+        requests, groups = self._requests, self._groups
+        lanes = [each for each in requests.waiting.lanes() if each.rows > each.isolated.rows]
+        queue = lanes[0].order.first() if lanes else None
+        edge = requests.waiting.edges[0] if queue is None else queue.in_turn().edge
+        rows = 1 if queue is None else lanes[0].length_classes[edge].rows
+        groups.look_ahead(rows, edge, requests.waiting.seconds_above, now)
+
+    def _passed_over(self, rank: tuple[int, int, float], replica: AnyReplica) -> bool:
+        """Whether what goes to the replica leads although more urgent rows wait that it takes,
+        because its priority had been passed over too long: then it is not given up for them."""
+        if rank <= _MAX_URGENT:
+            return False
+        urgent = self._requests.most_urgent(replica.group.lengths)
+        return urgent is not None and rank[:2] > (0, urgent)
+
+    def _sent(self, lease: L, edge: int, predicted_s: float) -> None:
+        """Account for a lease that was sent for rows that waited, led by the bucket `edge`."""
+        lease.replica.group.took(predicted_s, edge)
+        if len(self._groups.by_name) > 1:
+            self._groups.weigh(edge)
+        self._races.pay_or_earn(predicted_s, is_retry=lease.rows[0].isolated)
+
+    def _remember_sessions(self, rows: list[Row], replica: AnyReplica) -> None:
+        sessions = [name for row in rows if (name := row.tracked.request.session)]
+        if sessions:
+            self._affinity.served(sessions, replica.spec.replica_id)
+
+    def _begin_silence(self, replica: AnyReplica) -> None:
+        """Give the replica, which has fallen silent, no new lease until it is heard from."""
+        replica.set_reason(SILENT, True)
+        self._races.counts.suspensions += 1
