@@ -25,7 +25,6 @@ from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS
 from routers.shared.requests import RequestTable
-from routers.shared.turns import lane_in_turn, lanes_in_order
 from routers.state.flows import Flow
 from routers.state.lanes import FlowQueue, Lane
 from routers.state.rows import Row
@@ -60,7 +59,7 @@ class Forming:
         batch."""
         requests, lengths = self._requests, capacity.lengths
         requests.waiting.reorder()
-        for lane in lanes_in_order(requests, now):
+        for lane in requests.waiting.lanes_in_turn(requests.settings.ageing_s, now):
             retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
             if retried is not None and self._may_retry_on(retried, capacity, now):
                 if not capacity.idle:
@@ -69,7 +68,7 @@ class Forming:
                 return self._alone(lane, retried, capacity, now)
             if lane.rows == lane.isolated.rows:
                 continue  # nothing waits here but retried rows
-            chosen = lane_in_turn(requests, lane, capacity.group, lengths)
+            chosen = requests.waiting.lane_in_turn(lane, capacity.group, lengths)
             batch = self._led(chosen, capacity, now, actions)
             if batch is not None:
                 lane.since = now

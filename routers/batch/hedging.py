@@ -21,7 +21,7 @@ from routers.api.settings import DispatcherSettings, HedgeParameters, SilencePar
 from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas
 from routers.estimates.ratio_histogram import RatioHistogram
 from routers.policies.batching.formed_batch import FormedBatch
-from routers.policies.hedging.types import HedgeDelay
+from routers.policies.hedging import HedgeDelay
 from routers.policies.registry import HEDGINGS
 from routers.shared.health import UNKNOWN_RATIO, Ejection, Silence
 from routers.shared.races import Races

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import ClassVar
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
@@ -142,7 +143,7 @@ class BatchLease(Lease[BatchReplica]):
 class BatchReplicas(ReplicaSet[BatchReplica]):
     """All batch replicas of a model."""
 
-    kind = ReplicaKind.BATCH
+    kind: ClassVar[ReplicaKind] = ReplicaKind.BATCH
 
     def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         super().__init__(groups, placement)

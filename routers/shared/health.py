@@ -4,7 +4,7 @@
   percentile of what such work takes, within bounds, since it began to owe or was last heard.
 - A silent replica gets no new lease until it speaks; its rows are queued again, once. Rows with a
   copy on a replica that is not silent stay: the copy serves them.
-- A replica that is so much slower than its peers is ejected (`policies.outliers`) and probed.
+- A replica that is so much slower than its peers is ejected and probed.
 Two false alarms are excluded. If a look comes late, this gateway stood still, and first reads what
 has come. While no other healthy replica runs, none is silent: the network or gateway is the
 likelier fault. Source: phi accrual failure detector (SRDS'04).
@@ -13,26 +13,29 @@ likelier fault. Source: phi accrual failure detector (SRDS'04).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from typing import Any, Generic, TypeVar
 
 from routers.api.actions import Action
-from routers.api.settings import SilenceParameters
+from routers.api.settings import OutlierParameters, SilenceParameters
 from routers.estimates.groups import ReplicaGroup
-from routers.policies.outliers import Outliers, Verdict, may_probe
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
-from routers.state.check_times import CheckTimes
 from routers.state.leases import late_rows, withdraw
 from routers.state.replica_state import EJECTED, SILENT, AnyLease, AnyReplica
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
+from routers.state.timers import CheckTimes
 
 FACTOR = 2.0  # times the quantile
 UNKNOWN_RATIO = 4.0  # of a batch's seconds to its prediction, while too few were measured
 _LONGEST = 2.0  # times the prediction: the upper bound is never below this
 _STALL_S = 0.1  # a look that is this late was late because this process stood still
+_STREAK = 3  # slow answers in a row, before which no replica is ejected
+_MIN_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
 
 R = TypeVar("R", bound=AnyReplica)
 
@@ -124,6 +127,116 @@ class SilenceWatch(Generic[R]):
                 return times.at(replica)
             times.drop(replica)
         return inf
+
+
+class Verdict(Enum):
+    """What follows from an answer. `PROBE`: the replica stays ejected and is to be probed again."""
+
+    AS_BEFORE = "as before"
+    EJECT = "eject"
+    READMIT = "readmit"
+    PROBE = "probe"
+
+
+@dataclass(slots=True)
+class _Peers:
+    """A group's median ratio, and for how many more answers (`fresh`) it is used."""
+
+    median: float = 1.0
+    fresh: int = 0
+
+
+@dataclass(slots=True)
+class _Record:
+    """One replica: slow answers in a row, and seconds between its probes."""
+
+    streak: int = 0
+    probe_every_s: float = 0.0
+
+
+class Outliers:
+    """Which replicas are so much slower than their peers that they had better not be used?
+
+    A replica whose ratio of measured to predicted seconds exceeds the median of its group by
+    `eject_ratio` is ejected, but only up to a limited share of its group. It is probed with a copy
+    of work that is served elsewhere, at intervals that double while it stays slow, and readmitted
+    as soon as its ratio is good again. Two slow answers in a row do not eject. While learning is
+    frozen, no replica is ejected, probed or readmitted. Source: outlier detection as in Envoy.
+    """
+
+    def __init__(self, settings: OutlierParameters) -> None:
+        self.settings = settings
+        self.frozen = False
+        self._peers: dict[ReplicaGroup, _Peers] = {}
+        self._records: dict[AnyReplica, _Record] = {}
+
+    def judge(self, replica: AnyReplica, ratio: float, pool: Iterable[AnyReplica]) -> Verdict:
+        """The verdict on a replica that has answered. `ratio`: that answer's seconds over its
+        group's prediction. `pool`: all replicas; it is compared with those of its group."""
+        if self.frozen or replica.draining:
+            return Verdict.AS_BEFORE
+        record = self._record(replica)
+        slow = self._is_slow(replica, ratio, pool)
+        record.streak = record.streak + 1 if slow else 0
+        if replica.reasons & EJECTED:
+            return self._judge_probe(replica, record, slow, pool)
+        if record.streak < _STREAK or not self._is_slow(replica, replica.slowdown, pool):
+            return Verdict.AS_BEFORE
+        group = [each for each in pool if each.group is replica.group]
+        running = sum(not each.draining for each in group)
+        ejected = sum(each.reasons & EJECTED > 0 for each in group)
+        may_eject = ejected + 1 <= self.settings.max_ejected * running
+        return Verdict.EJECT if may_eject else Verdict.AS_BEFORE
+
+    def _judge_probe(
+        self, replica: AnyReplica, record: _Record, slow: bool, pool: Iterable[AnyReplica]
+    ) -> Verdict:
+        settings = self.settings
+        if not slow and not self._is_slow(replica, replica.slowdown, pool):
+            return Verdict.READMIT
+        doubled = min(settings.max_probe_s, 2.0 * record.probe_every_s)
+        record.probe_every_s = doubled if slow else settings.probe_s
+        return Verdict.PROBE
+
+    def ejected(self, replica: AnyReplica) -> None:
+        """The replica is ejected from now on, for this or another reason."""
+        self._record(replica).probe_every_s = self.settings.probe_s
+
+    def probe_every_s(self, replica: AnyReplica) -> float:
+        """Seconds between two probes of a replica that is ejected."""
+        return self._record(replica).probe_every_s
+
+    def forget(self, replica: AnyReplica) -> None:
+        """The replica is gone for good."""
+        self._records.pop(replica, None)
+
+    def _is_slow(self, replica: AnyReplica, ratio: float, pool: Iterable[AnyReplica]) -> bool:
+        """Whether the ratio exceeds the median of the replica's group by `eject_ratio`. The median
+        may be a few answers old."""
+        group = replica.group
+        peers = self._peers.get(group)
+        if peers is None:
+            peers = self._peers[group] = _Peers()
+        peers.fresh -= 1
+        if peers.fresh <= 0:
+            running = [each for each in pool if each.group is group and not each.draining]
+            ratios = sorted([each.slowdown for each in running])
+            peers.median = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
+            peers.fresh = max(_MIN_REFRESH, len(ratios))
+        return ratio > self.settings.eject_ratio * peers.median
+
+    def _record(self, replica: AnyReplica) -> _Record:
+        record = self._records.get(replica)
+        if record is None:
+            record = self._records[replica] = _Record()
+        return record
+
+
+def may_probe(replica: AnyReplica, now: float) -> bool:
+    """Whether the replica can take a probe."""
+    if replica.draining or not replica.has_room() or replica.blocked_until > now:
+        return False
+    return replica.may_probe()
 
 
 class Ejection(Generic[R]):

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from routers.api.settings import DispatcherSettings
 from routers.estimates.averages import Utilisation
-from routers.state.check_times import CheckTimes
 from routers.state.replica_state import AnyLease
+from routers.state.timers import CheckTimes
 
 _TRIES = 4  # candidates looked at in one step, so that a step stays short however many there are
 _CAP_BATCHES = 20.0  # the most that is saved or owed, in mean batches

@@ -10,25 +10,26 @@ decide which rows are served next.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
-from routers.api.requests import Reason, Request
+from routers.api.requests import FlowWork, Reason, Report, Request
 from routers.api.settings import DispatcherSettings, length_bounds, validate
 from routers.api.snapshot import GenerationSnapshot
 from routers.estimates.groups import LengthRange
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
 from routers.policies.admission.queue_bound import BoundView, max_rows
 from routers.policies.registry import ORDERS, PLACEMENTS, check_names
-from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
 from routers.shared.admission import Admission, Rejection
 from routers.shared.arrivals import Arrivals
-from routers.shared.served_work import ServedWork
-from routers.state.flows import Flows
+from routers.shared.controllers import Controllers
+from routers.shared.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
+from routers.state.flows import Charge, Flows
 from routers.state.leases import abandon
-from routers.state.rejection_cache import TimesLeft
+from routers.state.rejection_cache import RejectionCache, TimesLeft
 from routers.state.replica_state import AnyLease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
@@ -36,6 +37,56 @@ from routers.state.rows import Row, TrackedRequest
 from routers.state.timers import Timers
 
 _RETRY_LATER = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})  # an `Evict` says when
+
+
+class ServedWork:
+    """Passes served work on to the flows' accounts, the controllers and the rejection cache."""
+
+    def __init__(self, flows: Flows, controllers: Controllers, rejections: RejectionCache) -> None:
+        self._flows = flows
+        self._controllers = controllers
+        self._rejections = rejections
+
+    def settle(self, charge: Charge, service_s: float | None, now: float) -> None:
+        """The lease has ended after `service_s` measured seconds; None: nothing was started, so
+        what was charged for it is refunded."""
+        self._rejections.clear()
+        if service_s is None:
+            self._flows.refund(charge.paid, epoch=charge.epoch)
+            return
+        served = charge.split(service_s)
+        self._flows.settle(charge.charges, served, epoch=charge.epoch)
+        self._controllers.served(served, now, late=bool(charge.rank[0]))
+
+    def charge(self, priority: int, tenant: str, seconds: float) -> None:
+        """Charge a flow for what its stream takes beyond what was paid."""
+        flow = self._flows.by_key.get((priority, tenant))
+        if flow is not None:
+            self._flows.charge(flow, seconds)
+
+    def report(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+        """Tell the controllers what a running stream was given; the account is settled when the
+        stream ends. `rank`: see `api.actions.Dispatch`."""
+        self._controllers.served((work,), now, late=bool(rank[0]))
+
+    def settle_stream(self, charge: Charge, served_s: float, untold_s: float, now: float) -> None:
+        """The stream's lease has ended after `served_s` in all, of which the controllers have not
+        been told `untold_s`."""
+        self._rejections.clear()
+        self._flows.settle(charge.charges, charge.split(served_s), epoch=charge.epoch)
+        if untold_s > 0.0:
+            priority, tenant, _ = charge.charges[0]
+            self.report((priority, tenant, untold_s), charge.rank, now)
+
+    def learn(self, report: Report, speed: float, now: float) -> None:
+        """Take in what a report says of other gateways' work. `speed`: seconds of the reference
+        group that a second of the replica's group is worth."""
+        if speed != 1.0 and report.served:
+            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
+            report = replace(report, served=served)
+        self._flows.learn(report, now)
+        if report.served:
+            self._controllers.served(report.served, now, late=False)
 
 
 class RequestTable:

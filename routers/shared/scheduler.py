@@ -13,7 +13,7 @@ from abc import abstractmethod
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from routers.api.actions import Action
+from routers.api.actions import Action, WakeAt
 from routers.api.events import (
     AdaptersHeld,
     Arrive,
@@ -39,19 +39,16 @@ from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
 from routers.policies.admission.queue_bound import is_full
-from routers.policies.outliers import Outliers
-from routers.policies.preemption.types import Preemption
+from routers.policies.preemption import Preemption
 from routers.policies.registry import PREEMPTIONS, check_names
 from routers.shared.endings import Endings, believable
-from routers.shared.health import Ejection, Silence, SilenceWatch, Suspension
+from routers.shared.health import Ejection, Outliers, Silence, SilenceWatch, Suspension
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.shared.snapshots import take_snapshot
-from routers.shared.wakeups import WakeupPlanner
-from routers.state.affinity import Affinity
 from routers.state.leases import LeaseTable, start_first
 from routers.state.replica_state import SILENT, AnyLease, AnyReplica
-from routers.state.replicas import ReplicaSet
+from routers.state.replicas import Affinity, ReplicaSet
 from routers.state.rows import Row
 
 _NOTES = (
@@ -69,6 +66,47 @@ def checked(settings: DispatcherSettings) -> DispatcherSettings:
     validate(settings)
     check_names(settings)
     return settings
+
+
+class WakeupPlanner:
+    """The wakeups as of the end of the last step. A scheduler has one timer
+    (`api.actions.WakeAt`). It is asked for at the earliest time at which a decision may change by
+    the clock alone."""
+
+    def __init__(self) -> None:
+        self.wakes_at = inf  # when the timer is set to fire; inf: it is not set
+        # Until then a new request has no effect but its own admission and queueing, unless its
+        # priority is more urgent than `most_urgent`, the most urgent that had rows waiting.
+        self.quiet_until = -inf
+        self.most_urgent: int | None = None
+        self._next_check_at = inf  # when a request's timer or a check of a lease or replica is due
+        self._next_capacity_at = inf  # when a replica may take a lease
+
+    def plan(
+        self, most_urgent: int | None, check_at: float, capacity_at: float, *, quiet: bool
+    ) -> None:
+        """Plan anew at the end of a step in which anything may have changed. `quiet`: until those
+        times a new request that is not more urgent changes nothing but the queue."""
+        self._next_check_at, self._next_capacity_at = check_at, capacity_at
+        self.most_urgent = most_urgent
+        self.quiet_until = min(check_at, capacity_at) if quiet else -inf
+
+    def joined(self, requests: RequestTable) -> None:
+        """A new request was queued and nothing else has changed: plan its timer."""
+        at = requests.timers.next_at()
+        if at < self._next_check_at:
+            self._next_check_at = at
+            self.quiet_until = min(at, self.quiet_until)
+
+    def ask(self, waits: bool, actions: list[Action]) -> None:
+        """Append a `WakeAt`, unless the timer is set to the same time or an earlier one. `waits`:
+        rows wait, or leases wait to be copied, so that a replica's becoming free matters."""
+        at = self._next_check_at
+        if waits and self._next_capacity_at < at:
+            at = self._next_capacity_at
+        if at < self.wakes_at:
+            self.wakes_at = at
+            actions.append(WakeAt(at))
 
 
 class Scheduler(Generic[Q, S, L]):

@@ -114,10 +114,6 @@ class ReplicaState(Generic[L]):
 
     # -- what both have
 
-    @property
-    def replica_id(self) -> str:
-        return self.spec.replica_id
-
     def set_reason(self, reason: int, holds: bool) -> None:
         """The reason holds from now on, or no longer does. To be followed by `refresh`."""
         self.reasons = self.reasons | reason if holds else self.reasons & ~reason

@@ -11,11 +11,12 @@ are seconds on the caller's monotonic clock.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from routers.api.errors import BadSettings
 from routers.api.requests import Replica, ReplicaKind
@@ -26,6 +27,10 @@ from routers.state.replica_state import EJECTED, OVERDUE, SILENT, SUSPECT, AnyRe
 MIN_BLOCK_S = 0.001  # a busy answer that names no time must not cause a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
 _SLACK = 32  # stale timers allowed before the heap is compacted
+_SESSIONS = 10_000  # remembered
+# How much later than on the best replica a batch may finish for the preference's sake, of its
+# predicted seconds: near ties only.
+_GIVES_WAY = 0.1
 
 
 R = TypeVar("R", bound=AnyReplica)
@@ -34,7 +39,7 @@ R = TypeVar("R", bound=AnyReplica)
 class ReplicaSet(Generic[R]):
     """All replicas of one kind that run, or drain with leases open."""
 
-    kind: ReplicaKind
+    kind: ClassVar[ReplicaKind]
 
     def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         self.groups = groups
@@ -250,3 +255,35 @@ class ReplicaSet(Generic[R]):
     def _unblock(replica: R) -> None:
         replica.blocked_until = 0.0
         replica.set_reason(SUSPECT, False)
+
+
+class Affinity:
+    """Which replica served each session last, whose cache may still hold the session's prompts.
+    Keeps at most `most` sessions; those used least recently go."""
+
+    def __init__(self, most: int = _SESSIONS) -> None:
+        self._most = most
+        self._last: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def preferred(self, session: str) -> str | None:
+        """Id of the replica that served the session last; None where none is known."""
+        return self._last.get(session) if session else None
+
+    def served(self, sessions: Iterable[str], replica_id: str) -> None:
+        """This replica has served these sessions."""
+        last = self._last
+        for session in sessions:
+            if session:
+                last[session] = replica_id
+                last.move_to_end(session)
+        while len(last) > self._most:
+            last.popitem(last=False)
+
+    @staticmethod
+    def gives_way(later_s: float, predicted_s: float) -> bool:
+        """Whether finishing `later_s` after the best replica is too much to pay for the
+        preference."""
+        return later_s > predicted_s * _GIVES_WAY

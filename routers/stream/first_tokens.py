@@ -19,7 +19,7 @@ from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.api.settings import DispatcherSettings, HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.policies.hedging.types import HedgeDelay
+from routers.policies.hedging import HedgeDelay
 from routers.policies.registry import HEDGINGS
 from routers.shared.health import FACTOR, UNKNOWN_RATIO, Ejection, Silence, SilenceWatch
 from routers.shared.races import Races

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil, inf
+from typing import ClassVar
 
 from routers.api.requests import Replica, ReplicaKind, Request
 from routers.estimates.engine_speed import EngineSpeed
@@ -240,7 +241,7 @@ class StreamRoom:
 class StreamReplicas(ReplicaSet[StreamReplica]):
     """All stream replicas of a model."""
 
-    kind = ReplicaKind.STREAM
+    kind: ClassVar[ReplicaKind] = ReplicaKind.STREAM
 
     def make(self, spec: Replica, group: ReplicaGroup) -> StreamReplica:
         engine = group.engine

@@ -28,7 +28,7 @@ _FULL = 0.8  # share of a replica's room above which it counts as full
 _MAX_TOKENS = 1_000_000_000  # a greater count in a report is not believed
 
 
-class Progresses(Endings[StreamLease]):
+class StreamEndings(Endings[StreamLease]):
     """Follows streams from report to report, and ends their leases."""
 
     def __init__(

@@ -25,7 +25,7 @@ from routers.state.replica_state import SILENT
 from routers.state.rows import Row
 from routers.stream.first_tokens import FirstTokens, StreamSilence
 from routers.stream.lease import StreamLease, StreamReplica, StreamReplicas, plan_of, running_of
-from routers.stream.progress import Progresses
+from routers.stream.progress import StreamEndings
 from routers.stream.requests import StreamRequests
 from routers.stream.turns import Turns, preferred
 
@@ -49,13 +49,13 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
             settings, requests, replicas, self._leases, races, (self._ejection, self._silence)
         )
         health = self._ejection, self._suspension
-        self._progresses = Progresses(
+        self._endings = StreamEndings(
             requests, replicas, self._leases, self._first_tokens, races, health
         )
 
     @property
-    def _ended(self) -> Progresses:
-        return self._progresses
+    def _ended(self) -> StreamEndings:
+        return self._endings
 
     def _check_kind(self, settings: DispatcherSettings) -> None:
         if settings.generation is None:
@@ -95,7 +95,7 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         was_silent = replica.reasons & SILENT > 0
         self._suspension.heard(replica, now)
         self._first_tokens.shows(lease, actions)
-        has_changed = self._progresses.moved(lease, event, now)
+        has_changed = self._endings.moved(lease, event, now)
         self._replicas.refresh(replica, now)
         return has_changed or was_silent
 

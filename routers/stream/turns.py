@@ -16,7 +16,6 @@ from __future__ import annotations
 from routers.api.actions import Action
 from routers.api.requests import Reason
 from routers.estimates.generations import GenerationPlan, Generations
-from routers.shared.turns import lane_in_turn, lanes_in_order
 from routers.state.lanes import Bucket, Lane, bucket_of
 from routers.state.rows import Row
 from routers.stream.lease import StreamReplica, StreamReplicas, StreamRoom, plan_of
@@ -42,7 +41,7 @@ class Turns:
         requests, lengths = self._requests, room.lengths
         requests.waiting.reorder()
         self.row_without_room = None
-        for lane in lanes_in_order(requests, now):
+        for lane in requests.waiting.lanes_in_turn(requests.settings.ageing_s, now):
             alone = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
             if alone is not None and room.allows(alone):
                 if room.has_room(alone):
@@ -52,7 +51,7 @@ class Turns:
                     self.row_without_room = alone
             if lane.rows == lane.isolated.rows:
                 continue  # nothing waits here but retried rows
-            chosen = lane_in_turn(requests, lane, room.group, lengths)
+            chosen = requests.waiting.lane_in_turn(lane, room.group, lengths)
             row = self._row_of(chosen, room, now, actions)
             if row is not None:
                 bucket = bucket_of(row)

@@ -10,9 +10,9 @@ from routers.batch.lease import BatchLease, BatchReplica
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.formed_batch import FormedBatch
 from routers.policies.placement.finish_first import FinishFirst
-from routers.state.affinity import Affinity
 from routers.state.flows import Charge
 from routers.state.ready_replicas import ReadyReplicas
+from routers.state.replicas import Affinity
 from routers.state.rows import Row
 from routers.stream.lease import StreamReplica
 

@@ -10,8 +10,8 @@ from routers.api.actions import Dispatch
 from routers.api.settings import HedgeParameters, OutlierParameters
 from routers.batch.hedging import Finding, Slowness
 from routers.batch.lease import BatchLease, BatchReplica
-from routers.policies.hedging.quantile import QuantileDelay
-from routers.policies.outliers import Outliers, Verdict
+from routers.policies.hedging import QuantileDelay
+from routers.shared.health import Outliers, Verdict
 from routers.state.replica_state import EJECTED
 
 TAKES_S = 0.01

@@ -11,8 +11,7 @@ from routers.api.actions import Dispatch
 from routers.api.events import Reconfigure
 from routers.api.settings import HedgeParameters, PolicyNames
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.policies.hedging.multiple import MultipleDelay
-from routers.policies.hedging.quantile import QuantileDelay
+from routers.policies.hedging import MultipleDelay, QuantileDelay
 from routers.policies.registry import HEDGINGS
 from routers.stream.first_tokens import FirstTokenWait, race_at
 from tests.routers.invariants import check

@@ -1,4 +1,4 @@
-"""What is a preemption policy told, and what does it answer?
+"""What that was sent gives its place to what is more urgent?
 
 Two sorts of work may be taken back for an on-time row that waits. On a batch replica: a batch that
 is staged there unstarted. One lease more than fits is sent, and the replica, whose rule is to
@@ -43,3 +43,41 @@ class Preemption(Protocol):
     def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
         """The stream lease that is stopped, so that its row waits again; None: none is."""
         ...
+
+
+class LeastUrgent:
+    """The least urgent work that may, where it is less urgent. Late batches are less urgent than
+    any on time. Of streams of the least urgent priority that runs, the one that began last gives
+    way: it loses least. Optimises the wait of the most urgent rows. vLLM stops sequences in the
+    same order."""
+
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return least > (0, urgent)
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        least = max(begun.priorities(), default=0)
+        return begun.last_begun(least) if least > urgent else None
+
+
+class LeastWorkLost(LeastUrgent):
+    """Of all less urgent streams the one that was sent last. Optimises device seconds: what the
+    engine has done for a stream that has no token yet, at most the seconds since it was sent, is
+    done twice. Staged batches lose nothing: of those the least urgent gives way."""
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        latest: AnyLease | None = None
+        for priority in sorted(begun.priorities(), reverse=True):
+            lease = begun.last_begun(priority) if priority > urgent else None
+            if lease is not None and (latest is None or lease.sent_at > latest.sent_at):
+                latest = lease
+        return latest
+
+
+class Never:
+    """Nothing that was sent: priorities hold in the queue alone."""
+
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return False
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        return None
