@@ -11,11 +11,11 @@ from typing import Any
 
 from routers.api.requests import Generation
 from routers.api.settings import DispatcherSettings, GenerationParameters
-from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import RoundRobin
 from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
+from routers.stream.scheduler import StreamScheduler
 from runtimes.synthetic.engine import EngineShape
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
@@ -119,7 +119,7 @@ def play(
     made: list[Any] = []
 
     def core(settings: DispatcherSettings) -> Any:
-        made.append(RoundRobin(settings) if in_turn else Dispatcher(settings))
+        made.append(RoundRobin(settings) if in_turn else StreamScheduler(settings))
         return made[-1]
 
     def inspect(core: Any) -> None:
