@@ -179,6 +179,7 @@ class Assignment:
             dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
                 batch.rank, batch.charges, self.requests.waiting.work(),
+                tells_start=copies.needs_start(replica, now),
             )
         )  # fmt: skip
         return lease

@@ -95,6 +95,12 @@ class Hedger:
                 return lease
         return None
 
+    def needs_start(self, replica: ReplicaState, now: float) -> bool:
+        """Whether the replica must say when a batch starts: other gateways' batches may run before
+        it, and waiting for them would count as slowness."""
+        races = self.settings.hedge.mode != "off" and self.replicas.running > 1
+        return races and replica.shared_until > now and not replica.streams
+
     # -- where
 
     @property
@@ -216,7 +222,7 @@ class Hedger:
         self.replicas.refresh(replica, now)
         return Dispatch(
             copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,
-            copy_of=lease.lease_id, tied=copy.tied,
+            copy_of=lease.lease_id, tied=copy.tied, tells_start=self.needs_start(replica, now),
         )  # fmt: skip
 
 

@@ -243,7 +243,7 @@ class _Simulation:
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
         sim_lease = SimLease(gateway.name, lease, members, width, tokens, padded)
         gateway.leases[lease.lease_id] = sim_lease
-        if lease.tied or lease.alone:
+        if lease.tied or lease.alone or lease.tells_start:
             self._watch(sim_lease)
         if lease.tied:
             self._watch(gateway.leases.get(lease.copy_of))

@@ -28,6 +28,7 @@ _TRANSPORT_SPREAD = 1.5
 _SAVED_SHARE = 0.5  # of the room that a stream replica frees, kept for a row that does not fit yet
 # Of the running batch's predicted seconds: how much sooner than predicted that batch may end.
 _EARLY_SHARE = 0.2
+_SHARED_S = 10.0  # how long a replica counts as shared after another gateway was seen there
 
 
 Entry = tuple[float, float, int, int, "ReplicaState"]
@@ -64,6 +65,7 @@ class ReplicaState:
     blocked_until: float = 0.0  # no new lease before, after a busy answer or a loss
     foreign_until: float = 0.0  # predicted end of what other gateways have started there
     shared: bool = False  # other gateways hold leases there, or have work waiting for it
+    shared_until: float = 0.0  # until then it counts as used by other gateways too
     wake_at: float | None = None  # when it may next take a lease, where only time is lacking
     finish_at: float = 0.0  # predicted end of its last lease; 0.0 for a stream replica
     last_used: int = 0  # id of the last lease that it was sent
@@ -263,6 +265,8 @@ class ReplicaState:
             self.foreign_until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
             self.foreign_leases = max(0, report.inflight - report.held)
             self.shared = self.foreign_leases > 0 or bool(report.waiting)
+            if self.shared or report.served:
+                self.shared_until = now + _SHARED_S
 
     def _count_accepted(self, seen: int) -> int:
         """How many open leases the replica has accepted, `seen` being the highest id it

@@ -1,0 +1,87 @@
+"""Replicas that other gateways use too: starts are reported, and waits are no slowness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from routers.api.actions import Dispatch
+from routers.api.settings import HedgeParameters
+from tests.routers.conftest import Driver
+
+Start = Callable[..., Driver]
+
+
+def one(actions: list[object]) -> Dispatch:
+    (lease,) = [each for each in actions if isinstance(each, Dispatch)]
+    return lease
+
+
+def core_of(start: Start, *ids: str, mode: str = "hedge", capacity: int = 1) -> Driver:
+    hedge = HedgeParameters(mode=mode, max_utilisation=1.0, min_samples=1, budget=1.0)
+    core = start(hedge=hedge, initial_cost_s=0.01)
+    core.replicas(*ids, capacity=capacity)
+    return core
+
+
+def answer(core: Driver, lease: Dispatch, after_s: float = 0.01, *, shared: bool = True) -> None:
+    """`shared`: the answer says that another gateway was served there."""
+    served = ((0, "x", 0.01),) if shared else ()
+    report = {"seen": lease.lease_id, "served": served, "service_s": 0.01}
+    core.close(lease, at=core.now + after_s, **report)
+
+
+def run(core: Driver, batches: int, *, shared: bool = True) -> None:
+    for request_id in range(-batches, 0):
+        lease = one(core.arrive(request_id))
+        if lease.tells_start:
+            core.opens(lease)
+        answer(core, lease, shared=shared)
+
+
+def copy(core: Driver) -> Dispatch:
+    """The next copy of a batch, at the time when it is sent."""
+    while core.timer is not None and core.timer > core.now:
+        for action in core.tick(core.timer):
+            if isinstance(action, Dispatch):
+                return action
+    raise AssertionError("nothing is copied")
+
+
+# ---- start reports
+
+
+def test_batches_tell_their_start_once_another_gateway_was_seen_at_their_replica(
+    start: Start,
+) -> None:
+    core = core_of(start, "a", "b")
+    first = one(core.arrive(1))
+    assert not first.tells_start
+    answer(core, first)
+    other, same = one(core.arrive(2)), one(core.arrive(3))
+    assert [each.tells_start for each in (other, same)] == [False, True]
+    assert same.replica_id == first.replica_id != other.replica_id
+
+
+def test_a_copy_tells_its_start_too(start: Start) -> None:
+    core = core_of(start, "a", "b")
+    run(core, 4)
+    core.arrive(1)
+    assert copy(core).tells_start
+
+
+def test_ten_seconds_after_the_last_sign_of_another_gateway_no_start_is_told(start: Start) -> None:
+    core = core_of(start, "a", "b")
+    run(core, 2)
+    assert one(core.arrive(1, at=core.now + 9.9)).tells_start
+    assert not one(core.arrive(2, at=core.now + 0.2)).tells_start
+
+
+@pytest.mark.parametrize(("ids", "mode"), [(("a",), "hedge"), (("a", "b"), "off")])
+def test_no_start_is_told_where_no_batch_would_be_copied(
+    start: Start, ids: tuple[str, ...], mode: str
+) -> None:
+    core = core_of(start, *ids, mode=mode)
+    run(core, 2)
+    assert not one(core.arrive(1)).tells_start
