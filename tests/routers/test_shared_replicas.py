@@ -85,3 +85,30 @@ def test_no_start_is_told_where_no_batch_would_be_copied(
     core = core_of(start, *ids, mode=mode)
     run(core, 2)
     assert not one(core.arrive(1)).tells_start
+
+
+# ---- what the delay of a copy is learnt from
+
+
+def copied_after(core: Driver) -> float:
+    """Seconds from a batch's start until it is copied."""
+    began_at = core.now
+    core.opens(one(core.arrive(1)))
+    copy(core)
+    return core.now - began_at
+
+
+def test_a_wait_for_another_gateways_batches_is_no_slowness(start: Start) -> None:
+    core = core_of(start, "a", "b")
+    run(core, 8)
+    for request_id in range(10, 18):
+        answer(core, one(core.arrive(request_id)), after_s=0.1)
+    assert copied_after(core) == pytest.approx(0.01, abs=0.001)
+
+
+def test_at_replicas_of_its_own_the_whole_time_of_an_answer_is_a_sample(start: Start) -> None:
+    core = core_of(start, "a", "b")
+    run(core, 8, shared=False)
+    for request_id in range(10, 18):
+        answer(core, one(core.arrive(request_id)), after_s=0.1, shared=False)
+    assert copied_after(core) == pytest.approx(0.1, rel=0.1)

@@ -45,8 +45,12 @@ class Hedging:
 
     def observe(self, lease: Lease, now: float) -> None:
         """The lease took until now, or longer: one that was given up after its delay counts as
-        slow."""
+        slow. At a replica that other gateways use too, only a lease whose start was reported is a
+        sample: others would count the wait for other gateways' batches as slowness."""
         if self.frozen or lease.predicted_s <= 0.0 or lease.replica.streams:
+            return
+        reports_starts = self.settings.mode != "off"
+        if reports_starts and lease.replica.shared_until > now and not lease.opened:
             return
         kind = lease.replica.group.name, lease.batch.edge
         ratios = self._ratios.get(kind)
