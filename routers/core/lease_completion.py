@@ -29,6 +29,7 @@ from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S
 
 MAX_S = 1e6  # longer than any batch; a reported time above it is not believed
+_MAX_PAID = 3.0  # times a copy's prediction: the most that its race is charged
 _MAX_VIRTUAL_S = 1e15  # the same for start tags, which grow as long as a gateway runs
 
 
@@ -209,9 +210,11 @@ def _service_s(lease: Lease, event: Closed) -> float | None:
 
 def _reconcile(budget: Budget, copy: Lease, service_s: float) -> None:
     """Charge the budget what the copy took, instead of what was predicted. Where inputs are slow, a
-    few copies then empty the budget, and copying stops."""
-    budget.pay(service_s - copy.paid_s)
-    set_race_cost(copy, copy.copy_of, service_s)
+    few copies then empty the budget, and copying stops. One copy that stalls by chance, which may
+    take as long as the whole budget, is charged no more than `_MAX_PAID`."""
+    paid_s = min(service_s, _MAX_PAID * copy.predicted_s)
+    budget.pay(paid_s - copy.paid_s)
+    set_race_cost(copy, copy.copy_of, paid_s)
 
 
 def _undo_race(state: State, lease: Lease, other: Lease | None) -> None:
