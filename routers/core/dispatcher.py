@@ -24,6 +24,7 @@ from routers.api.events import (
     Close,
     Closed,
     Event,
+    GatewayPlace,
     Heard,
     Note,
     Opened,
@@ -70,7 +71,8 @@ from routers.state.leases import DispatchCounts, LeaseTable, start_first
 from routers.state.replicas import ReplicaSet
 
 _NOTES = (
-    CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld, BlocksHeld,
+    CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, GatewayPlace, AdaptersHeld,
+    BlocksHeld,
 )  # fmt: skip
 
 
@@ -237,6 +239,8 @@ class Dispatcher:
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
                     learn_of_peers(self._state, replica, believable(report, 0.0), now)
+            case GatewayPlace(index, count):
+                self._replicas.share(index, count, now)
             case AdaptersHeld(replica_id, adapters, load_s, failing):
                 if replica_id in self._replicas.by_id and requests.generations is not None:
                     requests.generations.adapters.told(replica_id, adapters, load_s, failing)

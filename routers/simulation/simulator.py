@@ -25,6 +25,7 @@ from routers.api.events import (
     CapacityExpected,
     Closed,
     Event,
+    GatewayPlace,
     Heard,
     Opened,
     PeersServed,
@@ -136,6 +137,9 @@ class _Simulation:
             self._plan(device)
         if controller is not None:
             self.at(0.0, self._reconcile, controller)
+        if world.gateways > 1:
+            for index, gateway in enumerate(self.gateways):
+                self._step(gateway, GatewayPlace(index, world.gateways))
 
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         if when < inf:

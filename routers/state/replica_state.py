@@ -81,6 +81,9 @@ class ReplicaState:
     idle_from: float = 0.0  # when the batch of that answer had left the device
 
     entry: Entry | None = None  # its place among the ready replicas
+    # Its place among the idle replicas of its group, where several gateways each have an order of
+    # their own; None: idle replicas take turns.
+    preference: int | None = None
     preemption_entry: PreemptionEntry | None = None  # its place among those that would give up work
     streams: bool = field(init=False)
     isolated_leases: int = 0  # open leases of rows that travel alone

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from routers.api.actions import Dispatch
+from routers.api.events import GatewayPlace
 from routers.api.settings import HedgeParameters
 from tests.routers.conftest import Driver
 
@@ -112,3 +113,64 @@ def test_at_replicas_of_its_own_the_whole_time_of_an_answer_is_a_sample(start: S
     for request_id in range(10, 18):
         answer(core, one(core.arrive(request_id)), after_s=0.1, shared=False)
     assert copied_after(core) == pytest.approx(0.1, rel=0.1)
+
+
+# ---- which idle replica is used
+
+
+def used(core: Driver, batches: int, **more: float) -> list[str]:
+    """The replicas of so many batches, each sent when all are idle."""
+    ids = []
+    for request_id in range(1000, 1000 + batches):
+        lease = one(core.arrive(request_id))
+        answer(core, lease, **more)
+        ids.append(lease.replica_id)
+    return ids
+
+
+def placed(start: Start, index: int, count: int, *ids: str) -> Driver:
+    core = core_of(start, *ids)
+    core.step(GatewayPlace(index, count))
+    return core
+
+
+def order(core: Driver) -> list[str]:
+    """In which a burst uses the replicas."""
+    leases = [one(core.arrive(request_id)) for request_id in range(len(core.open), 4)]
+    for lease in leases:
+        answer(core, lease)
+    return [lease.replica_id for lease in leases]
+
+
+def test_two_gateways_begin_at_opposite_ends(start: Start) -> None:
+    first, second = (placed(start, index, 2, "a", "b", "c", "d") for index in (0, 1))
+    assert order(first) == ["a", "b", "c", "d"]
+    assert order(second) == ["d", "c", "b", "a"]
+
+
+def test_of_four_gateways_each_pair_begins_in_its_half(start: Start) -> None:
+    ids = "a", "b", "c", "d"
+    orders = [order(placed(start, index, 4, *ids)) for index in range(4)]
+    assert [each[0] for each in orders] == ["a", "b", "c", "d"]
+
+
+def test_every_replica_is_used_now_and_then_whatever_the_order(start: Start) -> None:
+    core = placed(start, 0, 2, "a", "b", "c")
+    ids = used(core, 48)
+    assert {each: ids.count(each) for each in "abc"} == {"a": 44, "b": 2, "c": 2}
+
+
+def test_a_gateway_that_is_left_alone_uses_its_replicas_in_turn_again(start: Start) -> None:
+    core = placed(start, 1, 2, "a", "b", "c")
+    assert used(core, 3) == ["c", "c", "c"]
+    core.step(GatewayPlace(0, 1))
+    assert used(core, 6) == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_slower_replica_comes_last_whatever_the_order(start: Start) -> None:
+    core = placed(start, 0, 2, "a", "b")
+    for request_id in range(200):
+        lease = one(core.arrive(request_id))
+        slow_s = 0.02 if lease.replica_id == "a" else 0.01
+        core.close(lease, at=core.now + slow_s, seen=lease.lease_id, service_s=slow_s)
+    assert used(core, 8) == ["b"] * 8

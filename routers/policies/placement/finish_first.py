@@ -1,6 +1,7 @@
 """Which replica is asked first? The one predicted to finish first: its remaining work plus a batch.
 
-The batch is predicted at the replica's own speed. Idle replicas of about the same speed take turns.
+The batch is predicted at the replica's own speed. Idle replicas of about the same speed take turns,
+or have an order where gateways share them (`ready_replicas.preference`).
 A replica that is some seconds beyond its predicted finish is expected to take as many seconds more.
 Stream replicas are compared by the share of their room that is taken and by the prompts that they
 have yet to read; one that is much slower than its group is penalised by as much.
@@ -15,6 +16,7 @@ from routers.state.ready_replicas import (
     OVERRUN,
     finish_in_s,
     load_of,
+    preference,
     slowdown_of_stream,
     speed_band,
 )
@@ -31,7 +33,7 @@ class FinishFirst:
             load = load_of(replica) + replica.reading / _READING
             return BUSY, (1.0 + load) * slowdown_of_stream(replica), replica.last_used
         if not replica.leases and replica.foreign_until <= now:
-            return IDLE, speed_band(replica), replica.last_used
+            return IDLE, speed_band(replica), preference(replica)
         if replica.finish_at >= now:
             return DUE, replica.finish_at, len(replica.leases)
         return OVERRUN, -replica.finish_at, len(replica.leases)
