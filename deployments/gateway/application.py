@@ -208,6 +208,7 @@ class Gateway:
                 others = EXCHANGE.decode(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
                 self._app.rates.on_report(others.rates)
                 self._crashes.on_report(others.crashes)
+                self._models.take_place(self._uid, others.crashes)
                 self._app.suspected.look()
                 away = False
             except Exception as fault:

@@ -26,6 +26,7 @@ ORDER = (
     "compare",
     "big_tensors",
     "overload",
+    "tails",
     "ragged_embeddings",
     "generation",
     "small_generation",

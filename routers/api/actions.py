@@ -34,6 +34,7 @@ class Dispatch:
 
     copy_of: int = 0  # the lease of the same rows that this one races; 0: none
     tied: bool = False  # of the two, the first to start cancels the other: report `Opened`
+    tells_start: bool = False  # other gateways use the replica too: report `Opened`
 
 
 @dataclass(frozen=True, slots=True)

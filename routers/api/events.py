@@ -132,6 +132,15 @@ class PeersServed:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayPlace:
+    """The place of this gateway among those that live, in an order that all of them agree on. Until
+    it is told, a gateway counts as the only one."""
+
+    index: int  # from 0
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptersHeld:
     """A stream replica has reported which adapters it holds."""
 
@@ -152,7 +161,10 @@ class BlocksHeld:
     partial: bool = False  # this is not all that it holds
 
 
-Note = CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | AdaptersHeld | BlocksHeld
+Note = (
+    CapacityExpected | RefusedUnread | ServedElsewhere | PeersServed | GatewayPlace | AdaptersHeld
+    | BlocksHeld
+)  # fmt: skip
 """An event that is counted, and from which no action follows at once."""
 
 Event = (

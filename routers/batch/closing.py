@@ -21,6 +21,7 @@ from routers.shared.requests import RequestTable
 from routers.state.leases import LeaseTable, fail, set_race_cost, win
 from routers.state.replica_state import Origin
 
+_MAX_PAID = 3.0  # times a copy's prediction: the most that its race is charged
 _GAIN = 0.05  # of the moving averages of what staging loses
 
 
@@ -122,9 +123,11 @@ class BatchEndings(Endings[BatchLease]):
 
 def _reconcile(budget: Budget, copy: BatchLease, service_s: float) -> None:
     """Charge the budget what the copy took, instead of what was predicted. Where inputs are slow, a
-    few copies then empty the budget, and copying stops."""
-    budget.pay(service_s - copy.paid_s)
-    set_race_cost(copy, copy.copy_of, service_s)
+    few copies then empty the budget, and copying stops. One copy that stalls by chance, which may
+    take as long as the whole budget, is charged no more than `_MAX_PAID`."""
+    paid_s = min(service_s, _MAX_PAID * copy.predicted_s)
+    budget.pay(paid_s - copy.paid_s)
+    set_race_cost(copy, copy.copy_of, paid_s)
 
 
 def _measure(counts: DispatchCounts, lease: BatchLease, report: Report, now: float) -> None:

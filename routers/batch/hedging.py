@@ -56,8 +56,12 @@ class Slowness:
 
     def observe(self, lease: BatchLease, now: float) -> None:
         """The lease took until now, or longer: one that was given up after its delay counts as
-        slow."""
+        slow. At a replica that other gateways use too, only a lease whose start was reported is a
+        sample: others would count the wait for other gateways' batches as slowness."""
         if self.frozen or lease.predicted_s <= 0.0:
+            return
+        reports_starts = self.settings.mode != "off"
+        if reports_starts and lease.replica.foreign.seen_until > now and not lease.opened:
             return
         kind = lease.replica.group.name, lease.batch.edge
         ratios = self._ratios.get(kind)
@@ -128,7 +132,7 @@ class BatchSilence(Silence[BatchReplica]):
         ratio = self._slowness.ratio(head, self.settings.quantile) or UNKNOWN_RATIO
         if not replica.answers:
             ratio = inf  # nothing is known of a replica's first batch
-        return expected_start(head), (1 + replica.foreign_leases) * head.predicted_s, ratio
+        return expected_start(head), (1 + replica.foreign.leases) * head.predicted_s, ratio
 
 
 class Hedger:
@@ -194,6 +198,12 @@ class Hedger:
                 lease.call_overdue()
                 return lease
         return None
+
+    def needs_start(self, replica: BatchReplica, now: float) -> bool:
+        """Whether the replica must say when a batch starts: other gateways' batches may run before
+        it, and waiting for them would count as slowness."""
+        races = self._settings.hedge.mode != "off" and self._replicas.running > 1
+        return races and replica.foreign.seen_until > now
 
     # -- where
 
@@ -306,7 +316,7 @@ class Hedger:
         self._replicas.refresh(replica, now)
         return Dispatch(
             copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, lease.rank,
-            copy_of=lease.lease_id, tied=tied,
+            copy_of=lease.lease_id, tied=tied, tells_start=self.needs_start(replica, now),
         )  # fmt: skip
 
 

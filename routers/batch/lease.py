@@ -18,7 +18,7 @@ from typing import ClassVar
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.policies.batching.formed_batch import FormedBatch, ReplicaCapacity
-from routers.state.ready_replicas import Placement, speed_band
+from routers.state.ready_replicas import Placement, preference, speed_band
 from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 
@@ -66,15 +66,15 @@ class BatchReplica(ReplicaState["BatchLease"]):
         return 1.0 if self.leases else 0.0
 
     def place_by_finish(self, now: float) -> tuple[int, float, float]:
-        if not self.leases and self.foreign_until <= now:
-            return IDLE, speed_band(self), self.last_used
+        if not self.leases and self.foreign.until <= now:
+            return IDLE, speed_band(self), preference(self)
         if self.finish_at >= now:
             return DUE, self.finish_at, len(self.leases)
         return OVERRUN, -self.finish_at, len(self.leases)
 
     def finish_in_s(self, now: float, next_s: float) -> float:
         own_s = next_s * self.slowdown
-        if not self.leases and self.foreign_until <= now:
+        if not self.leases and self.foreign.until <= now:
             return own_s
         return abs(self.finish_at - now) + own_s
 
@@ -105,12 +105,12 @@ class BatchReplica(ReplicaState["BatchLease"]):
         if was_head:
             head = self.head()
             if head is not None and not head.opened:
-                head.starts_at = max(now, self.foreign_until)
+                head.starts_at = max(now, self.foreign.until)
 
     def predict_finish(self, now: float) -> None:
         """Predict anew when its open leases will have finished, one after another. A lease that was
         recalled before it opened is taken not to run."""
-        finish = self.foreign_until if self.foreign_until > now else 0.0
+        finish = self.foreign.until if self.foreign.until > now else 0.0
         for position, lease in enumerate(self.leases.values()):
             if lease.recalled and not lease.opened:
                 continue

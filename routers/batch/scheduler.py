@@ -188,6 +188,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
             dispatch(
                 lease.lease_id, replica.spec.replica_id, row_ids(batch.rows), batch.edge,
                 charge.predicted_s, charge.rank, charge.charges, requests.waiting.work(),
+                tells_start=self._hedger.needs_start(replica, now),
             )
         )  # fmt: skip
         return lease

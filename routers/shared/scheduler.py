@@ -23,6 +23,7 @@ from routers.api.events import (
     Close,
     Closed,
     Event,
+    GatewayPlace,
     Heard,
     Note,
     Opened,
@@ -52,7 +53,8 @@ from routers.state.replicas import Affinity, ReplicaSet
 from routers.state.rows import Row
 
 _NOTES = (
-    CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, AdaptersHeld, BlocksHeld,
+    CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, GatewayPlace, AdaptersHeld,
+    BlocksHeld,
 )  # fmt: skip
 _MAX_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
@@ -277,6 +279,8 @@ class Scheduler(Generic[Q, S, L]):
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
                     self._ended.learn_of_peers(replica, believable(report, 0.0), now)
+            case GatewayPlace(index, count):
+                self._replicas.share(index, count, now)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:

@@ -25,6 +25,7 @@ from routers.api.events import (
     CapacityExpected,
     Closed,
     Event,
+    GatewayPlace,
     Heard,
     Opened,
     PeersServed,
@@ -136,6 +137,9 @@ class _Simulation:
             self._plan(device)
         if controller is not None:
             self.at(0.0, self._reconcile, controller)
+        if world.gateways > 1:
+            for index, gateway in enumerate(self.gateways):
+                self._step(gateway, GatewayPlace(index, world.gateways))
 
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         if when < inf:
@@ -243,7 +247,7 @@ class _Simulation:
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
         sim_lease = SimLease(gateway.name, lease, members, width, tokens, padded)
         gateway.leases[lease.lease_id] = sim_lease
-        if lease.tied or lease.alone:
+        if lease.tied or lease.alone or lease.tells_start:
             self._watch(sim_lease)
         if lease.tied:
             self._watch(gateway.leases.get(lease.copy_of))

@@ -95,9 +95,9 @@ that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let 
 class SimLease:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
-    its gateway asked to hear of its start, which it does for ties; `failed`: positions of the rows
-    that the model failed on; `aborted`: nothing of it is given to anybody any more; `prices`: as of
-    `routers.stream.engines.TokenPrices`."""
+    its gateway asked to hear of its start, as it does for ties and at shared replicas; `failed`:
+    positions of the rows that the model failed on; `aborted`: nothing of it is given to anybody any
+    more; `prices`: as of `routers.stream.engines.TokenPrices`."""
 
     gateway: str
     dispatch: Dispatch

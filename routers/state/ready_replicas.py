@@ -19,6 +19,7 @@ from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Entry
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _SPEED_BAND = log(1.25)  # replicas whose slowdowns differ by less than this factor take turns
+_IN_TURN = 8  # of so many choices of an idle replica one is made in turn, whatever the order
 _SLACK = 32  # stale entries allowed before a heap is compacted
 
 _T = TypeVar("_T")
@@ -57,6 +58,9 @@ class ReadyReplicas(Generic[R]):
         self._counts = [0] * _KINDS
         self._total = self._spare = 0
         self._pushed = 0
+        # All replicas, where several gateways each have an order of their own; else none.
+        self.in_turn: list[R] = []
+        self._next_in_turn = self._idle_choices = 0
 
     def __contains__(self, replica: AnyReplica) -> bool:
         return replica.entry is not None
@@ -118,6 +122,8 @@ class ReadyReplicas(Generic[R]):
         if not spare:
             tries[SPARE::_KINDS] = [0] * (len(tries) // _KINDS)
         answer = None
+        if self.in_turn and (entry := self._best(now, tries)) is not None:
+            answer = self._ask_in_turn(entry, accept)
         while answer is None and (entry := self._best(now, tries)) is not None:
             tries[entry[3]] -= 1
             tried.append(heappop(self._heaps[entry[3]]))
@@ -126,6 +132,23 @@ class ReadyReplicas(Generic[R]):
             if _is_valid(entry):
                 self._push(entry)
         return answer
+
+    def _ask_in_turn(self, best: Entry, accept: Callable[[R], _T | None]) -> _T | None:
+        """Where gateways have an order of replicas, a replica at its end would be used only in a
+        burst, and nobody would know its speed. So for every `_IN_TURN`th choice of an idle replica
+        all of them take turns."""
+        if best[3] % _KINDS != IDLE:
+            return None
+        self._idle_choices += 1
+        if self._idle_choices < _IN_TURN:
+            return None
+        self._idle_choices = 0
+        for _ in range(min(_IN_TURN, len(self.in_turn))):
+            self._next_in_turn = (self._next_in_turn + 1) % len(self.in_turn)
+            entry = self.in_turn[self._next_in_turn].entry
+            if entry is not None and (entry[0], entry[3]) == (best[0], best[3]):
+                return accept(entry[4])
+        return None
 
     def _best(self, now: float, tries: list[int]) -> Entry | None:
         """The replica to ask next, of those kinds that have tries left."""
@@ -176,10 +199,16 @@ def _is_valid(entry: Entry) -> bool:
 def leases_in_flight(replica: AnyReplica, now: float) -> float:
     """Leases that it holds, plus those of other gateways as of its last report until their
     predicted end."""
-    foreign = replica.foreign_leases if replica.foreign_until > now else 0
+    foreign = replica.foreign.leases if replica.foreign.until > now else 0
     return float(len(replica.leases) + foreign)
 
 
 def speed_band(replica: AnyReplica) -> float:
     """Its slowdown, in steps of equal factors: replicas of one band take turns."""
     return float(round(log(replica.slowdown) / _SPEED_BAND)) if replica.slowdown > 0.0 else 0.0
+
+
+def preference(replica: AnyReplica) -> float:
+    """Which of the idle replicas of one speed band is used next: the one used longest ago, or,
+    where several gateways use them, the first in this gateway's order."""
+    return float(replica.last_used if replica.preference is None else replica.preference)

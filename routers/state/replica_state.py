@@ -23,6 +23,7 @@ _TRANSPORT_GAIN = 0.2  # of the moving average of transport
 _TRANSPORT_SPREAD = 1.5
 # Of the running batch's predicted seconds: how much sooner than predicted that batch may end.
 _EARLY_SHARE = 0.2
+_SHARED_S = 10.0  # how long a replica counts as shared after another gateway was seen there
 
 SUSPECT: Final = 1
 """It lost a lease and has not answered since."""
@@ -43,6 +44,16 @@ a kind the lowest keys come first, the earlier push among equals."""
 
 
 L = TypeVar("L", bound="Lease[Any]")
+
+
+class Foreign:
+    """What other gateways have at a replica, as of its last report."""
+
+    def __init__(self) -> None:
+        self.leases = 0
+        self.until = 0.0  # predicted end of what they have started there
+        self.shared = False  # they hold leases there, or have work waiting for it
+        self.seen_until = 0.0  # until then the replica counts as one that they use
 
 
 class ReplicaState(Generic[L]):
@@ -68,10 +79,11 @@ class ReplicaState(Generic[L]):
         self.transport_s: float | None = None  # moving average; None: nothing measured yet
         self.drift = 0  # leases accounted for less leases held
 
-        self.foreign_leases = 0  # of other gateways, as of its last report
-        self.foreign_until = 0.0  # predicted end of what other gateways have started there
-        self.shared = False  # other gateways hold leases there, or have work waiting for it
+        self.foreign = Foreign()
         self.entry: Entry | None = None  # its place among the ready replicas
+        # Its place among the idle replicas of its group, where several gateways each have an order
+        # of their own; None: idle replicas take turns.
+        self.preference: int | None = None
 
     # -- what differs by kind
 
@@ -131,7 +143,7 @@ class ReplicaState(Generic[L]):
         prediction.
         """
         transport_s = self.transport_s or 0.0
-        if not self.shared:
+        if not self.foreign.shared:
             return transport_s
         return _TRANSPORT_SPREAD * transport_s + _EARLY_SHARE * running_s
 
@@ -145,9 +157,11 @@ class ReplicaState(Generic[L]):
             self.transport_s = (before or 0.0) + gain * (report.transport_s - (before or 0.0))
         if report.seen:
             self.drift = self._count_accepted(report.seen) - report.held
-            self.foreign_until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
-            self.foreign_leases = max(0, report.inflight - report.held)
-            self.shared = self.foreign_leases > 0 or bool(report.waiting)
+            self.foreign.until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
+            self.foreign.leases = max(0, report.inflight - report.held)
+            self.foreign.shared = self.foreign.leases > 0 or bool(report.waiting)
+            if self.foreign.shared or report.served:
+                self.foreign.seen_until = now + _SHARED_S
 
     def _count_accepted(self, seen: int) -> int:
         """How many open leases the replica has accepted, `seen` being the highest id it

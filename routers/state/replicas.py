@@ -50,6 +50,7 @@ class ReplicaSet(Generic[R]):
         self.ejected = 0  # draining or not
         self.busy = 0.0  # sum of the running ones' loads
         self.largest = 0.0  # capacity of the largest that runs
+        self._gateway, self._gateways = 0, 1  # place among the gateways that live, and their number
         self.timers: list[tuple[float, int, R]] = []  # heap, by `wake_at`
         self._pushed = 0
 
@@ -104,6 +105,7 @@ class ReplicaSet(Generic[R]):
         self.healthy = sum(not (each.draining or each.unhealthy) for each in self.by_id.values())
         self.busy = 0.0
         self._count_groups()
+        self._order()
         for replica in self.by_id.values():
             replica.load = 0.0
         for replica in self.by_id.values():
@@ -116,6 +118,27 @@ class ReplicaSet(Generic[R]):
         for replica in self.by_id.values():
             self.ready.drop(replica)
             self.refresh(replica, now)
+
+    def share(self, gateway: int, gateways: int, now: float) -> None:
+        """This gateway is number `gateway`, from 0, of so many that use the replicas."""
+        if (gateway, gateways) != (self._gateway, self._gateways):
+            self._gateway, self._gateways = gateway, gateways
+            self._order()
+            for replica in self.by_id.values():
+                self.refresh(replica, now)
+
+    def _order(self) -> None:
+        """Give each replica its place among the idle ones of its group: an order that differs from
+        those of the other gateways as much as can be, so that gateways seldom meet at a replica
+        while another one is idle."""
+        members: dict[str, list[R]] = {}
+        for replica_id in sorted(self.by_id):
+            replica = self.by_id[replica_id]
+            members.setdefault(replica.group.name, []).append(replica)
+        for group in members.values():
+            for place, replica in enumerate(group):
+                replica.preference = _preference(place, len(group), self._gateway, self._gateways)
+        self.ready.in_turn = list(self.by_id.values()) if self._gateways > 1 else []
 
     def _count_groups(self) -> None:
         for group in self.groups.all():
@@ -287,3 +310,14 @@ class Affinity:
         """Whether finishing `later_s` after the best replica is too much to pay for the
         preference."""
         return later_s > predicted_s * _GIVES_WAY
+
+
+def _preference(place: int, replicas: int, gateway: int, gateways: int) -> int | None:
+    """When gateway `gateway` of `gateways` asks the replica at this place of so many: gateways come
+    in pairs, each pair has its part of the replicas, and the two begin at its two ends. One gateway
+    alone has no order."""
+    if gateways < 2:
+        return None
+    if gateway % 2 == 0:
+        return (place - gateway * replicas // gateways) % replicas
+    return ((gateway + 1) * replicas // gateways - 1 - place) % replicas

@@ -143,7 +143,7 @@ class StreamEndings(Endings[StreamLease]):
     def _is_full(self, replica: StreamReplica, *, counts_all: bool) -> bool:
         """Whether the replica is full while rows wait, so that the rate it shows is its fastest. If
         it also serves other gateways, only where `counts_all`: the rate counts their tokens too."""
-        if replica.shared and not counts_all:
+        if replica.foreign.shared and not counts_all:
             return False
         return self._requests.waiting.rows > 0 and replica.busy_share() > _FULL
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from deployments.tools.simulate.simulation import SimulateOptions, prepare
-from routers.api import events
+from routers.api import actions, events
 from routers.api.actions import Action
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings
@@ -80,12 +81,13 @@ def difference(path: Path, look_every: int = 0) -> str:
     lines = lzma.decompress(path.read_bytes()).decode().splitlines()
     core = scheduler_of(msgspec.convert(json.loads(lines[0]), DispatcherSettings))
     for number, line in enumerate(lines[1:], 2):
-        event, now, actions = json.loads(line)
+        event, now, recorded = json.loads(line)
         if look_every and number % look_every == 0:
             core.snapshot(now)
-        found = [_tagged(action) for action in core.step(_event(event), now)]
-        if json.loads(json.dumps(found)) != actions:
-            return f"{path.name}:{number}: {event[0]} at {now}: {found} instead of {actions}"
+        expected: list[Action] = [_untagged(each, actions) for each in recorded]
+        found = core.step(_untagged(event, events), now)
+        if found != expected:
+            return f"{path.name}:{number}: {event[0]} at {now}: {found} instead of {expected}"
     return ""
 
 
@@ -116,7 +118,7 @@ def _tagged(told: Event | Action) -> list[Any]:
     return [type(told).__name__, msgspec.to_builtins(told)]
 
 
-def _event(tagged: list[Any]) -> Event:
+def _untagged(tagged: list[Any], module: ModuleType) -> Any:
+    """An event or action; a field that is younger than the log has its default."""
     name, fields = tagged
-    event: Event = msgspec.convert(fields, getattr(events, name))
-    return event
+    return msgspec.convert(fields, getattr(module, name))

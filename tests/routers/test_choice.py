@@ -99,7 +99,7 @@ def test_one_that_began_to_overrun_while_ready_moves_behind():
 
 def test_other_gateways_work_counts():
     foreign = idle("a")
-    foreign.foreign_until = NOW + 0.5
+    foreign.foreign.until = NOW + 0.5
     foreign.predict_finish(NOW)
     assert first(foreign, idle("b", ratio=1.9)) == "b"
     assert foreign.finish_in_s(NOW, 0.01) == pytest.approx(0.51)

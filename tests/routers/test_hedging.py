@@ -295,8 +295,16 @@ def test_a_copy_costs_what_it_took(start):
     core, lease, copy = straggling(start, "a", "b")
     before = core.dispatcher.snapshot(core.now).budget_s
     core.close(lease)
-    core.close(copy, service_s=0.05)
-    assert core.dispatcher.snapshot(core.now).budget_s == pytest.approx(before - 0.04, rel=0.02)
+    core.close(copy, service_s=0.025)
+    assert core.dispatcher.snapshot(core.now).budget_s == pytest.approx(before - 0.015, rel=0.02)
+
+
+def test_a_copy_that_stalls_costs_three_times_its_prediction(start):
+    core, lease, copy = straggling(start, "a", "b")
+    before = core.dispatcher.snapshot(core.now).budget_s
+    core.close(lease)
+    core.close(copy, service_s=0.3)
+    assert core.dispatcher.snapshot(core.now).budget_s == pytest.approx(before - 0.02, rel=0.02)
 
 
 def test_what_was_never_started_makes_its_copy_no_extra_work(start):

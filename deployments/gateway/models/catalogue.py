@@ -349,6 +349,13 @@ class Catalogue:
         for served in self.queued.values():
             served.freeze(frozen)
 
+    def take_place(self, gateway: str, others: Collection[str]) -> None:
+        """Tell every model's core the place of this gateway, whose name is `gateway`, among those
+        that live. All gateways agree on it, because they sort the same names."""
+        index = sum(other < gateway for other in others)
+        for served in self.queued.values():
+            served.queue.take_place(index, 1 + len(others))
+
     def adapt(self, by_hand: Mapping[str, Mapping[str, str | None]]) -> None:
         """What operators have changed of models' adapters, future models' included."""
         self._adapters_by_hand = by_hand

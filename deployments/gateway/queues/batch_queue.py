@@ -5,7 +5,8 @@ ends of leases back as events; it owns the pending requests and their futures. A
 registered before its rows can be dispatched, and resolved once: with the first answer to each row,
 or with an error. `BatchCalls` sends leases and reads replies: a batch holds every optional input
 that any of its rows has; an abort drops a batch that has not started, and the reply says which of
-the two happened; a replica announces the start of a lease that is tied or alone.
+the two happened; a replica announces the start of a lease that is tied or alone, or that runs where
+other gateways' batches do.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def build_call(
     inputs = {name: _joined(name, rows) for name in names}
     return BatchCall(
         budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,
-        lease.charges, waiting, lease.tied or lease.alone,
+        lease.charges, waiting, lease.tied or lease.alone or lease.tells_start,
     )  # fmt: skip
 
 

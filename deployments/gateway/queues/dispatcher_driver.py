@@ -29,6 +29,7 @@ from routers.api.events import (
     CapacityExpected,
     Close,
     Event,
+    GatewayPlace,
     Heard,
     Reconfigure,
     RefusedUnread,
@@ -287,6 +288,10 @@ class DispatcherDriver(Generic[P]):
         """While no replica runs, or none that takes some length: seconds until one is expected to;
         0.0: unknown."""
         self._step(CapacityExpected(in_s), clock())
+
+    def take_place(self, index: int, gateways: int) -> None:
+        """This gateway is number `index`, from 0, of those that live."""
+        self._step(GatewayPlace(index, gateways), clock())
 
     def strands(self, length: int) -> bool:
         """Whether replicas can be reached, but none that takes rows of this length."""

@@ -1,6 +1,7 @@
 """Which replica is asked first? The one predicted to finish first: its remaining work plus a batch.
 
-The batch is predicted at the replica's own speed. Idle replicas of about the same speed take turns.
+The batch is predicted at the replica's own speed. Idle replicas of about the same speed take turns,
+or have an order where gateways share them (`ready_replicas.preference`).
 A replica that is some seconds beyond its predicted finish is expected to take as many seconds more.
 Stream replicas are compared by the share of their room that is taken and by the prompts that they
 have yet to read; one that is much slower than its group is penalised by as much.

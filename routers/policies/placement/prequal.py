@@ -15,7 +15,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import inf
 
-from routers.state.ready_replicas import leases_in_flight, speed_band
+from routers.state.ready_replicas import leases_in_flight, preference, speed_band
 from routers.state.replica_state import BUSY, IDLE, OVERRUN, AnyReplica
 
 _HOT = 0.84  # as the paper found best
@@ -33,7 +33,7 @@ class Prequal:
     def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         inflight = leases_in_flight(replica, now)
         if not inflight:
-            return IDLE, speed_band(replica), replica.last_used
+            return IDLE, speed_band(replica), preference(replica)
         if inflight >= self._limit():
             return OVERRUN, inflight, speed_band(replica)
         return BUSY, (1.0 + inflight) * replica.slowdown, inflight

@@ -27,6 +27,7 @@ from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLa
 from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
+from routers.state.replica_state import Foreign
 from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
@@ -279,7 +280,9 @@ class Cold:
     def __init__(self, name: str, leases: int, slowdown: float = 1.0, foreign: int = 0) -> None:
         self.name, self.slowdown, self.last_used = name, slowdown, 0
         self.leases = dict.fromkeys(range(leases))
-        self.foreign_leases, self.foreign_until = foreign, 1.0
+        self.foreign = Foreign()
+        self.foreign.leases, self.foreign.until = foreign, 1.0
+        self.preference: int | None = None
 
 
 @pytest.mark.interpreted
@@ -311,7 +314,7 @@ def test_what_other_gateways_hold_counts_until_it_should_have_ended(placement):
 def test_asking_a_placement_changes_no_answer(placement):
     rule = PLACEMENTS[placement]()
     replica = BatchReplica(Replica("a", 2), ReplicaGroup("", 0, DispatcherSettings((16,))))
-    replica.finish_at = replica.foreign_until = 0.5
+    replica.finish_at = replica.foreign.until = 0.5
     rule.answered(replica, 0.0)
     first = rule.place(replica, 0.0), rule.score(replica, 0.0, 0.01)
     for _ in range(5):

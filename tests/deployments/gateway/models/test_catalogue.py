@@ -156,6 +156,21 @@ async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
     assert frozen() == [False, False]
 
 
+async def test_gateways_agree_on_their_places_and_every_model_hears_its_own(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following.run(description())
+    following.run(description(name="other"))
+    await following.registry.tell(description(), description(name="other"))
+    told: list[tuple[int, int]] = []
+    for model in following.catalogue.served.values():
+        monkeypatch.setattr(model.queue, "take_place", lambda *place: told.append(place))
+    names = {"g9", "g10", "g2"}
+    for name in sorted(names):
+        following.catalogue.take_place(name, names - {name})
+    assert told == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
+
+
 async def test_nothing_is_ready_before_anything_was_declared(following: Following) -> None:
     assert not following.catalogue.all_ready
     await following.registry.tell()

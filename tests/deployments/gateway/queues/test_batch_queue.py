@@ -29,10 +29,10 @@ class Racing:
     aborts the other one, and so does a caller that leaves; rows that fail are left to the other, or
     given up once both have ended. `events` keeps what it was told."""
 
-    def __init__(self, *, tied: bool = False) -> None:
+    def __init__(self, *, tied: bool = False, tells_start: bool = False) -> None:
         self.events: list[Event] = []
         self.open: dict[int, int] = {}  # lease -> request
-        self._tied = tied
+        self._tied, self._tells_start = tied, tells_start
         self._last_id = 0
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -62,6 +62,7 @@ class Racing:
     def _lease(self, replica_id: str, rows: Any, **more: Any) -> Dispatch:
         self._last_id += 1
         self.open[self._last_id] = rows[0][0]
+        more["tells_start"] = self._tells_start
         return Dispatch(self._last_id, replica_id, rows, 8, 0.1, **more)
 
     def _aborted(self, request_id: int) -> list[Action]:
@@ -228,6 +229,16 @@ async def test_a_start_that_never_comes_is_not_told() -> None:
     await race.submit()
     await race.lose(2)
     assert not any(isinstance(event, Opened) for event in race.dispatcher.events)
+    await race.reply(1, 5.0)
+
+
+async def test_starts_are_told_where_the_dispatcher_asks_for_them() -> None:
+    race = Race(tells_start=True)
+    await race.submit()
+    assert race.far.starts == {1, 2}
+    race.far.says(1, Kind.STARTED)
+    await turns()
+    assert [e for e in race.dispatcher.events if isinstance(e, Opened)] == [Opened(1)]
     await race.reply(1, 5.0)
 
 
