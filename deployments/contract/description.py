@@ -293,9 +293,11 @@ def _group(group: GroupDescription) -> GroupSettings:
 def _measured(
     settings: GenerationParameters | None, engine: Generating | None
 ) -> GenerationParameters | None:
-    """The settings of a model that generates, with what the loaded engine measured."""
-    if settings is None or engine is None:
-        return settings
+    """The settings of a model that generates, with what the loaded engine measured; None where no
+    engine was loaded: the core then deals in batches, as the queue does."""
+    if engine is None:
+        return None
+    settings = settings or GenerationParameters()
     return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)
 
 

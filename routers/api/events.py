@@ -1,6 +1,6 @@
 """What does the dispatcher's caller tell it? Requests, replicas, their leases, and time.
 
-Each event is a plain value that goes into `Dispatcher.step` or `Dispatcher.take`. A `Note` is only
+Each event is a plain value that goes into `Scheduler.step` or `Scheduler.take`. A `Note` is only
 counted, and returns no action.
 """
 

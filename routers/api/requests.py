@@ -1,6 +1,6 @@
 """How does the scheduling core describe requests, replicas, and a replica's reports?
 
-Events (`api.events`) go into `Dispatcher.step(event, now)`, actions (`api.actions`) come out. Times
+Events (`api.events`) go into `Scheduler.step(event, now)`, actions (`api.actions`) come out. Times
 are seconds on the caller's monotonic clock. Lengths are tokens, or whatever a model's length is.
 Costs are predicted service seconds. Nothing here knows a row's contents: the caller keeps payloads
 by `request_id`. Source: h11 and Dask's worker state machine (sans-IO).

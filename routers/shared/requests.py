@@ -59,19 +59,19 @@ class ServedWork:
         self._controllers.served(served, now, late=bool(charge.rank[0]))
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
-        """Charge a flow for what its stream takes beyond what was paid."""
+        """Charge a flow for what its lease takes beyond what was paid."""
         flow = self._flows.by_key.get((priority, tenant))
         if flow is not None:
             self._flows.charge(flow, seconds)
 
     def report(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
-        """Tell the controllers what a running stream was given; the account is settled when the
-        stream ends. `rank`: see `api.actions.Dispatch`."""
+        """Tell the controllers what a lease was given that goes on; the account is settled when it
+        ends. `rank`: see `api.actions.Dispatch`."""
         self._controllers.served((work,), now, late=bool(rank[0]))
 
-    def settle_stream(self, charge: Charge, served_s: float, untold_s: float, now: float) -> None:
-        """The stream's lease has ended after `served_s` in all, of which the controllers have not
-        been told `untold_s`."""
+    def settle_told(self, charge: Charge, served_s: float, untold_s: float, now: float) -> None:
+        """The lease has ended after `served_s` in all, of which the controllers have not been told
+        `untold_s`."""
         self._rejections.clear()
         self._flows.settle(charge.charges, charge.split(served_s), epoch=charge.epoch)
         if untold_s > 0.0:
@@ -90,7 +90,7 @@ class ServedWork:
 
 
 class RequestTable:
-    """One model's live requests, and what the dispatcher's last step found about the queue."""
+    """One model's live requests."""
 
     def __init__(
         self, settings: DispatcherSettings, replicas: ReplicaSet[Any], *, by_room: bool = False

@@ -46,7 +46,7 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Expect:
     """Gateways hear that, while no replica runs, one is expected to in so many seconds; 0: nobody
-    knows. See `Dispatcher.expect_capacity`."""
+    knows. See `api.events.CapacityExpected`."""
 
     in_s: float
 

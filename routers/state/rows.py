@@ -84,10 +84,6 @@ class Row:
         self.avoid = avoid
         self.losses += 1
 
-    def show(self) -> None:
-        """A piece of its answer has come, which a caller that streams gets at once."""
-        self.shown = self.tracked.request.streams
-
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:

@@ -259,7 +259,7 @@ class StreamEndings(Endings[StreamLease]):
             served_s = charge.predicted_s
         else:
             served_s = self._generations.weighted(tokens) * running.token_s
-        served.settle_stream(charge, served_s, served_s - running.told_s, now)
+        served.settle_told(charge, served_s, served_s - running.told_s, now)
         running.told_s = served_s
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
-import routers.shared
+import routers.batch
 from deployments import cli
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings_files.load import load
@@ -50,9 +50,9 @@ def bad(tmp_path: Path) -> Path:
 def test_the_version_says_how_the_core_was_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, core: str
 ) -> None:
-    (tmp_path / f"dispatcher{suffix}").touch()
+    (tmp_path / f"scheduler{suffix}").touch()
     monkeypatch.delitem(sys.modules, "routers.batch.scheduler", raising=False)
-    monkeypatch.setattr(routers.shared, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(routers.batch, "__path__", [str(tmp_path)])
     done = run("--version")
     assert (done.exit_code, done.stdout.endswith(f", core {core}\n")) == (0, True)
 

@@ -43,12 +43,18 @@ def check(scheduler: AnyScheduler) -> None:
     if isinstance(scheduler, BatchScheduler):
         for batches in scheduler._replicas.by_id.values():
             assert batches.held == len(batches.leases)
+        for batch in scheduler._leases.open.values():
+            assert not batch.begun, "a part of a batch's answer has come"
+            assert not (batch.aborted and batch.live), "a batch is aborted that callers wait for"
         _check_no_idle_replica(scheduler)
         return
     for replica in scheduler._replicas.by_id.values():
         assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
         _check_reading(replica)
-    assert all(lease.share >= 0 for lease in scheduler._leases.open.values())
+    for lease in scheduler._leases.open.values():
+        assert lease.share >= 0
+        assert lease.aborted or not lease.recalled, "a stream is wanted back and goes on"
+        assert lease.hedge_due or not lease.overdue, "a stream is overdue that is not to be raced"
 
 
 def _check_request(tracked: TrackedRequest) -> None:
@@ -157,6 +163,7 @@ def _check_copy(lease: AnyLease) -> None:
         assert not any(row.copy for row in lease.rows if row.lease is lease)
         return
     assert copy.copy_of is lease
+    assert copy.is_copy
     assert copy.replica is not lease.replica
     assert copy.unsettled_charge is None
     assert all(row.lease is lease and row.copy is copy for row in copy.members())

@@ -32,7 +32,7 @@ def test_adapters_are_seldom_loaded_and_first_tokens_come_as_if_all_were_there()
     independent of those before: one that knew all popularities beforehand needs 1.65 times its
     loads. The bounds are what docs/generation.md shows, and some."""
     ran, hashed, chance = (play(shape(), 60.0, core) for core in (
-        adapter_load.Dispatcher, AdapterHash, AtRandom,
+        adapter_load.StreamScheduler, AdapterHash, AtRandom,
     ))  # fmt: skip
     resident = play(shape(ADAPTERS, 0.0), 60.0)
     names = asked(ran)

@@ -97,7 +97,7 @@ class Stand:
         queue.set_replicas([RunningReplica(name) for name in self.cores], {"": SHAPE})
 
     def tree(self, gateway: int) -> PrefixTree:
-        found = self.queues[gateway]._dispatcher._state.requests.generations
+        found = self.queues[gateway]._dispatcher._requests.generations
         assert found is not None
         return found.tree
 
