@@ -50,10 +50,6 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         self._endings = BatchEndings(requests, replicas, self._leases, self._hedger, races, health)
         self._adopt(settings)
 
-    @property
-    def _ended(self) -> BatchEndings:
-        return self._endings
-
     def _check_kind(self, settings: DispatcherSettings) -> None:
         if settings.generation is not None:
             raise BadSettings("generation must not be set for a model that is served in batches")

@@ -114,6 +114,8 @@ class WakeupPlanner:
 class Scheduler(Generic[Q, S, L]):
     """One model's scheduling core. Raises `BadSettings` and `BadRequestEvent`, nothing else."""
 
+    _endings: Endings[L]  # what follows from the ends of leases; made by the kind
+
     def __init__(
         self,
         settings: DispatcherSettings,
@@ -134,11 +136,6 @@ class Scheduler(Generic[Q, S, L]):
         self._adopt_health(settings)
 
     # -- what differs by kind
-
-    @property
-    @abstractmethod
-    def _ended(self) -> Endings[L]:
-        """What follows from the ends of leases."""
 
     @abstractmethod
     def _check_kind(self, settings: DispatcherSettings) -> None:
@@ -278,7 +275,7 @@ class Scheduler(Generic[Q, S, L]):
             case PeersServed(replica_id, report):
                 replica = self._replicas.by_id.get(replica_id)
                 if replica is not None:
-                    self._ended.learn_of_peers(replica, believable(report, 0.0), now)
+                    self._endings.learn_of_peers(replica, believable(report, 0.0), now)
             case GatewayPlace(index, count):
                 self._replicas.share(index, count, now)
 
@@ -314,7 +311,7 @@ class Scheduler(Generic[Q, S, L]):
     def _update_replicas(self, event: Replicas, now: float) -> None:
         self._replicas.check_kind(event.replicas)
         for replica in self._replicas.update(event.replicas, now):
-            self._ended.forget(replica)
+            self._endings.forget(replica)
         if self._replicas.running > 1:
             # Leases sent while one replica ran were not watched: no replica could take a copy.
             for lease in self._leases.open.values():
@@ -336,7 +333,7 @@ class Scheduler(Generic[Q, S, L]):
         # the replica filled in, or an answer, shows that the replica is alive.
         if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
             self._suspension.heard(lease.replica, now)
-        self._ended.close(event, now, actions)
+        self._endings.close(event, now, actions)
 
     def _heard(self, event: Heard, now: float) -> bool:
         """Record that a replica has spoken; whether decisions may change because of it."""

@@ -49,13 +49,9 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
             settings, requests, replicas, self._leases, races, (self._ejection, self._silence)
         )
         health = self._ejection, self._suspension
-        self._endings = StreamEndings(
+        self._endings = self._streams = StreamEndings(
             requests, replicas, self._leases, self._first_tokens, races, health
         )
-
-    @property
-    def _ended(self) -> StreamEndings:
-        return self._endings
 
     def _check_kind(self, settings: DispatcherSettings) -> None:
         if settings.generation is None:
@@ -95,7 +91,7 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         was_silent = replica.reasons & SILENT > 0
         self._suspension.heard(replica, now)
         self._first_tokens.shows(lease, actions)
-        has_changed = self._endings.moved(lease, event, now)
+        has_changed = self._streams.moved(lease, event, now)
         self._replicas.refresh(replica, now)
         return has_changed or was_silent
 
