@@ -430,6 +430,18 @@ def test_an_unhealthy_replica_gets_no_row_that_a_healthy_one_takes(two):
     assert taken == {"small_1"}
 
 
+def test_no_short_row_rides_in_spare_room_on_a_replica_that_is_kept_for_long_ones(two):
+    core = two(hedge=HedgeParameters("off"))
+    (lease,) = sent(core.arrive(1, LONG, retryable=False))
+    core.close(lease, LeaseEnd.LOST, at=0.05)  # `large_1` stays listed, as a suspect
+    (short,) = sent(core.arrive(2, *[SHORT] * 12, timeout_s=60))  # `small_1` takes four
+    core.arrive(3, LONG, timeout_s=60)
+    (short,) = sent(core.close(short, at=1.04, service_s=0.011))
+    assert short.replica_id == "small_1"
+    found = sent(core.tick(1.06))
+    assert [(each.replica_id, each.rows) for each in found] == [("large_1", ((3, 0),))]
+
+
 def test_a_reserve_opens_for_a_long_row_that_is_tried_again(two):
     spare = GroupSettings("spare", profile(0.02, 0.002), after_s=5.0)
     core = two("large_1", "small_1", "spare_1", groups=(LARGE, SMALL, spare))
