@@ -69,7 +69,8 @@ def warm(core, *smalls):
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_row_waits_for_the_group_that_takes_it(two, batching, order):
-    core = two("small_1", policies=PolicyNames(order=order, batching=batching))
+    names = PolicyNames(order=order, batching=batching)
+    core = two("small_1", max_size=1, policies=names)  # so that no policy waits for more rows
     assert not sent(core.arrive(1, LONG))
     (short,) = sent(core.arrive(2, SHORT))
     assert (short.replica_id, short.rows) == ("small_1", ((2, 0),))
@@ -79,7 +80,7 @@ def test_a_long_row_waits_for_the_group_that_takes_it(two, batching, order):
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_short_rows_behind_many_long_ones_start_at_once(two, batching):
-    core = two("small_1", policies=PolicyNames(batching=batching))
+    core = two("small_1", max_size=1, policies=PolicyNames(batching=batching))
     core.arrive(1, *[LONG] * 50, tenant="a")
     for request in range(2, 9):
         core.arrive(request, LONG, SHORT, tenant=f"t{request}")
