@@ -331,8 +331,11 @@ class Dispatcher:
         return False
 
     def _advance_utilisation(self, now: float) -> None:
-        """Average the utilisation up to now; called before the replicas' load changes."""
+        """Average the utilisation and the refused share up to now; called before the replicas'
+        load changes."""
         self._copies.utilisation.advance(self._replicas.busy_share, now)
+        offered = self._requests.arrivals.offered
+        self._requests.arrivals.refused.advance(offered.came, offered.refused_for_load, now)
 
     def _make_decisions(self, now: float, actions: list[Action]) -> None:
         """Run the timers, suspend silent replicas, dispatch, send copies, and ask for a timer."""

@@ -17,6 +17,7 @@ from routers.api.snapshot import (
 from routers.core.core_state import State
 from routers.core.request_table import RequestTable
 from routers.estimates.groups import ReplicaGroup
+from routers.estimates.pressure import pressure
 from routers.state.flows import Flow, Flows
 from routers.state.lanes import Bucket
 from routers.state.replica_state import ReplicaState
@@ -27,6 +28,8 @@ def take_snapshot(state: State, now: float) -> Snapshot:
     """The fields are explained in `api.snapshot`."""
     requests, waiting, counts = state.requests, state.requests.waiting, state.copies.counts
     replicas = tuple(_replica(replica) for replica in state.replicas.by_id.values())
+    utilisation = state.copies.utilisation.read(state.replicas.busy_share, now)
+    refused = requests.arrivals.refused.read(now)
     return Snapshot(
         waiting_rows=waiting.rows,
         late_rows=waiting.late_rows,
@@ -57,7 +60,8 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         evictions=counts.evictions,
         preempted=counts.preempted,
         budget_s=state.copies.budget.level_s,
-        utilisation=state.copies.utilisation.share,
+        utilisation=utilisation,
+        pressure=int(pressure(refused, utilisation, state.copies.settings.hedge.max_utilisation)),
         idle_gap_s=counts.idle_gap_s,
         early_binding_s=counts.early_binding_s,
         generation=_generation(requests),
