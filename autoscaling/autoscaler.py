@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from autoscaling.budget import Claim, ceilings, share
@@ -184,6 +185,18 @@ class Autoscaler:
                 if wake_s:
                     wakes[model] = min(wake_s, wakes.get(model, wake_s))
         return wakes
+
+    def back_s(self, model: str) -> float:
+        """Until a pool replica would serve the model that it keeps asleep; inf: none keeps it, or
+        each has other work, which would have to end first."""
+        return min(
+            (
+                reading.kept[model]
+                for reading in self._pool_readings.values()
+                if model in reading.kept and not any(each.busy for each in reading.residents)
+            ),
+            default=inf,
+        )
 
     def pins(self, model: str) -> dict[str, int]:
         """The numbers of a model that were set by hand, by group."""

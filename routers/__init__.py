@@ -4,6 +4,6 @@ Sans-IO: `Dispatcher.step(event, now) -> list[Action]`. It knows lengths, costs,
 deadlines, never tensors, models, HTTP or clocks.
 
 From below: `api` is its vocabulary, `estimates` what it has learnt, `state` what waits and runs,
-`policies` answer one question each, `core` asks them and carries out what they say. Each imports
+`policies` answer one question each, `shared` asks them and carries out what they say. Each imports
 only what stands before it here.
 """

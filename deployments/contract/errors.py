@@ -12,7 +12,7 @@ import math
 # `Retry-After`, in seconds. The one table of its cases:
 # SOON_S       a replica was lost, a model failed or was replaced, or the gateway is full
 # NOT_READY_S  the server drains, or a model is not ready and nobody knows when it will be
-# computed     the model's queue is full, sheds or is late: `routers.core.admission.retry_after_s`
+# computed     the model's queue is full, sheds or is late: `routers.shared.admission.retry_after_s`
 #              (work that waits over capacity); a tenant's rate: `gateway.tenancy.rates`; a model
 #              that starts: `Catalogue`, from the autoscaler's outlook; inputs that end replicas:
 #              `gateway.queues.lost_replicas`; a full pool: `gateway.tenancy.fair_thread_pool`

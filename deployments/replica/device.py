@@ -1,6 +1,6 @@
 """One device: the queue of batches before it, and the thread that runs them one after another.
 
-The event loop puts jobs in, and the device's thread takes them out. `routers.staging` decides which
+The event loop puts jobs in, and the device's thread takes them out. `batch.staging` decides which
 batch runs next, under one lock, on whichever thread has just become free. Nothing in Python can end
 a run. So a run that lasts much longer than the gateway predicted calls `on_hang`, and a runtime
 that says that it will not recover calls `on_death`; both end the replica's process. If the runtime
@@ -31,7 +31,7 @@ from deployments.contract.channel.frames import RowError
 from deployments.replica.device_memory import MemoryCap, tokens_of
 from deployments.settings.model import ModelSettings
 from routers.api.requests import FlowWork, Report
-from routers.staging import Staged, Staging, Turn
+from routers.batch.staging import Staged, Staging, Turn
 from runtimes.errors import BadRows, OutOfMemory, RunError, Unhealthy
 from runtimes.types import Batch, DeviceMemory, Prefetching, Ragged, Result, Runtime, StageTimes
 

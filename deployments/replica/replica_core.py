@@ -27,7 +27,7 @@ from deployments.contract.channel.frames import (
 from deployments.replica.channel_server import GatewayConnection
 from deployments.replica.device import DeviceWorker, Job
 from routers.api.requests import FlowWork, Report
-from routers.staging import Staged
+from routers.batch.staging import Staged
 
 logger = logging.getLogger("headrace.replica")
 

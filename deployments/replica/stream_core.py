@@ -35,7 +35,7 @@ from deployments.replica.block_index import BlockIndex
 from deployments.replica.channel_server import GatewayConnection
 from deployments.replica.told_blocks import ToldBlocks
 from routers.api.requests import NO_TOKENS, Tokens
-from routers.stream_staging import StagedStream, StreamStaging, worth_s
+from routers.stream.staging import StagedStream, StreamStaging, worth_s
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Chunk, DeviceMemory, EngineLoad, StreamRequest, StreamRuntime
 
@@ -156,7 +156,7 @@ class _StreamRun:
 
     def worth_s(self) -> float | None:
         """What it was given, in seconds at its gateway's price for tokens; None without a price:
-        see `routers.stream_staging.worth_s`."""
+        see `routers.stream.staging.worth_s`."""
         last, given = self.last, NO_TOKENS
         if last is not None:
             given = Tokens(last.input_tokens, last.cached_tokens, last.output_tokens)

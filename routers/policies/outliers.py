@@ -7,7 +7,7 @@ elsewhere, so that no caller waits for it, at intervals that double while it sta
 readmitted as soon as its ratio is good again. Two slow answers in a row do not eject. While
 learning is frozen, no replica is ejected, probed or readmitted.
 
-`routers.core.replica_watch` keeps which replicas are ejected and when each is probed. Source:
+`routers.shared.replica_watch` keeps which replicas are ejected and when each is probed. Source:
 outlier detection as in Envoy.
 """
 

@@ -8,7 +8,7 @@ time of the longest first token that it owes.
 
 Two false alarms are excluded. If a look comes late, this gateway stood still, and first reads what
 has come. While no other healthy replica runs, none is silent: the network or gateway is the
-likelier fault. `routers.core.replica_watch` decides when to look. Source: phi accrual failure
+likelier fault. `routers.shared.replica_watch` decides when to look. Source: phi accrual failure
 detector (SRDS'04).
 """
 

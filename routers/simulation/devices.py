@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from routers.api.events import AdaptersHeld, BlocksHeld
 from routers.api.requests import LeaseEnd, Report, Tokens
+from routers.batch.staging import Staged, Staging, Turn
 from routers.simulation.traffic import SimLease
-from routers.staging import Staged, Staging, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,7 @@ from routers.api.requests import (
 )
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.core.dispatcher import Dispatcher
-from routers.shared_engines import SharedEngines, TokenPrices
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.devices import SimDevice
 from routers.simulation.running_set import (
     AnyReplica,
@@ -66,6 +65,7 @@ from routers.simulation.traffic import (
     SimRecorder,
     SimResult,
 )
+from routers.stream.engines import SharedEngines, TokenPrices
 
 __all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]
 

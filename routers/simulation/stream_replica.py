@@ -20,7 +20,7 @@ from routers.api.events import AdaptersHeld, BlocksHeld
 from routers.api.requests import NO_TOKENS, FlowWork, LeaseEnd, Report, Tokens
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
-from routers.stream_staging import StagedStream, StreamStaging, worth_s
+from routers.stream.staging import StagedStream, StreamStaging, worth_s
 
 _TOLD_EVERY = 16  # output tokens of a request from one time that its core is told to the next
 _SIGN_OF_LIFE_S = 1.0  # the longest that a gateway is told nothing while the engine works

@@ -97,7 +97,7 @@ class SimLease:
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
     its gateway asked to hear of its start, which it does for ties; `failed`: positions of the rows
     that the model failed on; `aborted`: nothing of it is given to anybody any more; `prices`: as of
-    `routers.shared_engines.TokenPrices`."""
+    `routers.stream.engines.TokenPrices`."""
 
     gateway: str
     dispatch: Dispatch

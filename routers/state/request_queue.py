@@ -5,7 +5,7 @@ seconds are its predicted service time, as of its arrival. Flows and lanes keep 
 that no question about waiting work scans what waits.
 
 The queue does not decide: `routers.policies.admission.queue_bound` bounds it, and
-`routers.core.batcher` says who goes first.
+`routers.shared.batcher` says who goes first.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from deployments.replica.device import DeviceWorker, HangLimits, Job
-from routers.staging import Staged
+from routers.batch.staging import Staged
 from runtimes.types import Batch, Ragged, Runtime
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
-import routers.core
+import routers.shared
 from deployments import cli
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings_files.load import load
@@ -51,8 +51,8 @@ def test_the_version_says_how_the_core_was_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, core: str
 ) -> None:
     (tmp_path / f"dispatcher{suffix}").touch()
-    monkeypatch.delitem(sys.modules, "routers.core.dispatcher", raising=False)
-    monkeypatch.setattr(routers.core, "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "routers.shared.dispatcher", raising=False)
+    monkeypatch.setattr(routers.shared, "__path__", [str(tmp_path)])
     done = run("--version")
     assert (done.exit_code, done.stdout.endswith(f", core {core}\n")) == (0, True)
 

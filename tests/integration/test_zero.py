@@ -15,7 +15,7 @@ from served import ANSWER_S, Server, get, http, infer_body, metric, patient, syn
 pytestmark = pytest.mark.integration
 
 IDLE_S = 4
-# Longer than any start that is expected from those that were measured, all models' at once included.
+# Longer than any start is expected to take by those measured, all models' at once included.
 LONGEST_S = 600
 WAITS = {"x-timeout-ms": str(LONGEST_S * 1000)}
 SLEEPY = synthetic(

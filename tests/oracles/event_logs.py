@@ -21,7 +21,7 @@ from routers.api import events
 from routers.api.actions import Action
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from tests.oracles.simulations import SCENARIOS
 
 HERE = Path(__file__).parent

@@ -12,7 +12,8 @@ from routers.api.actions import Action, Dispatch, WakeAt
 from routers.api.events import Arrive, Cancel, Closed, Event, Opened, Progress, Replicas, Tick
 from routers.api.requests import Generation, LeaseEnd, Replica, ReplicaKind, Report, Request, Tokens
 from routers.api.settings import DispatcherSettings
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
+from tests.routers.invariants import check
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Driver:
         return self.take_in(self.dispatcher.step(event, self.now))
 
     def take_in(self, actions: list[Action]) -> list[Action]:
-        self.dispatcher.check()
+        check(self.dispatcher)
         wakes = [action for action in actions if isinstance(action, WakeAt)]
         assert len(wakes) <= 1
         if wakes:

@@ -12,9 +12,9 @@ from routers.api.settings import (
     Mode,
     PolicyNames,
 )
-from routers.core.controllers import Controllers
 from routers.policies.admission.types import LateWork
 from routers.policies.registry import ADMISSIONS
+from routers.shared.controllers import Controllers
 from tests.routers.newcomers import ask, came, found
 
 A = (0, "a")

@@ -38,8 +38,9 @@ from routers.api.settings import (
     PolicyNames,
     SilenceParameters,
 )
-from routers.core.dispatcher import Dispatcher
 from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS, PREEMPTIONS
+from routers.shared.dispatcher import Dispatcher
+from tests.routers.invariants import check
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +183,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         for action in actions:
             self.judge(action)
         if not self.undecided:
-            self.dispatcher.check()
+            check(self.dispatcher)
 
     def see_what_moved(self):
         """Rows leave silent replicas once, if they may run twice, and wait again."""

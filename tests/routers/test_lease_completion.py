@@ -5,7 +5,7 @@ from math import inf, isfinite, nan
 import pytest
 
 from routers.api.requests import Report
-from routers.core.lease_completion import believable
+from routers.shared.lease_completion import believable
 
 
 def test_what_is_possible_is_believed_as_it_is():

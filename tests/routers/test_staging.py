@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, Staged, Staging
+from routers.batch.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, Staged, Staging
 
 
 def batch(gateway="a", lease_id=1, tag=0.0, priority=0, late=0, **more):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from routers.api.requests import NO_TOKENS, Shares, Tokens
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
-from routers.stream_staging import StagedStream, StreamStaging, worth_s
+from routers.batch.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
+from routers.stream.staging import StagedStream, StreamStaging, worth_s
 
 
 def turn(gateway: str, tag: float, tenant: str = "t", cost: float = 1.0, rank: int = 0):

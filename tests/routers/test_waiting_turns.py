@@ -7,9 +7,9 @@ from time import perf_counter
 
 import pytest
 
-from routers.staging import whose_turn
-from routers.stream_staging import StagedStream, StreamStaging
-from routers.waiting_turns import WaitingTurns
+from routers.batch.staging import whose_turn
+from routers.stream.staging import StagedStream, StreamStaging
+from routers.stream.waiting_turns import WaitingTurns
 
 GATEWAYS = ("a", "b", "c")
 

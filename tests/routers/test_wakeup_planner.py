@@ -9,7 +9,7 @@ import pytest
 from routers.api.actions import Action
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings, HedgeParameters
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 
 pytestmark = pytest.mark.interpreted

@@ -14,7 +14,7 @@ from typing import Any
 
 from routers.api.requests import Generation, Request
 from routers.api.settings import DispatcherSettings
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import AdapterHash, RoundRobin
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimRecorder

@@ -11,7 +11,7 @@ from typing import Any
 
 from routers.api.requests import Generation
 from routers.api.settings import DispatcherSettings, GenerationParameters
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import RoundRobin
 from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run

@@ -15,10 +15,10 @@ from routers.api.events import Closed, Event, Heard, Opened, PeersServed, Progre
 from routers.api.requests import Generation, LeaseEnd
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.core.dispatcher import Dispatcher
+from routers.batch.staging import REPORT_EVERY_S
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, World, run
 from routers.simulation.traffic import SimOutcome, SimRecorder
-from routers.staging import REPORT_EVERY_S
 from runtimes.synthetic.engine import EngineShape
 from tests.simulation.generation_load import engines, settings
 

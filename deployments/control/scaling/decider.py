@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
@@ -144,7 +145,8 @@ class Decider:
         for name, decision in self.decisions.models.items():
             begun_s = self._orders.begun_s(name, [each.name for each in terms[name].groups], now)
             groups = self._groups.get(name, ())
-            outlooks[name] = outlook(terms[name], decision, groups, begun_s)
+            back_s = self._core.back_s(name)
+            outlooks[name] = outlook(terms[name], decision, groups, begun_s, back_s)
         self._outlooks = outlooks
         return changes(before, self.decisions)
 
@@ -241,6 +243,7 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
 # ---- what gateways and operators are told --------------------------------------------------------
 
 ANY_LENGTH = 1 << 62  # longer than any row
+POOL_TURN_S = 2.0  # a request is heard of, the pool ordered and listed: at most two rounds
 
 
 def outlook(
@@ -248,9 +251,10 @@ def outlook(
     decision: ModelDecision,
     groups: Iterable[GroupReading],
     begun_s: float = 0.0,
+    back_s: float = inf,
 ) -> ModelOutlook:
     """What gateways are told of a model. `groups`: the readings that the decision was made from;
-    `begun_s`: seconds since the next replica to come was ordered."""
+    `begun_s`: seconds since the next replica to come was ordered; `back_s`: as in `Autoscaler`."""
     runs = list(groups)
     starting = sum(each.starting for each in runs)
     # The operator or a freeze keeps it at no replicas, so that no request can wake it.
@@ -258,6 +262,7 @@ def outlook(
     held_at_none = held and not any(each.target for each in decision.groups)
     may_sleep = terms.may_sleep and not decision.observed and not held_at_none
     targets = {each.name: each.target for each in decision.groups}
+    anew_s = max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0))
     holds = decision.reason in (Reason.FROZEN, Reason.MANUAL, Reason.FIXED)
     waking = [
         ANY_LENGTH if group.max_length is None else group.max_length
@@ -268,7 +273,7 @@ def outlook(
         may_sleep=may_sleep,
         wakes=may_sleep and not any(each.hot or each.starting for each in runs),
         wakes_up_to=0 if decision.observed else max(waking, default=0),
-        ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
+        ready_in_s=min(anew_s, back_s + POOL_TURN_S),
         targets=targets,
         wanted={each.name: each.wanted for each in decision.groups},
         starting=starting,

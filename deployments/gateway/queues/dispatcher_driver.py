@@ -39,8 +39,8 @@ from routers.api.events import (
 from routers.api.requests import Reason, Replica, Request
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.core.dispatcher import Dispatcher
 from routers.estimates.cost.model import Coefficients, CostError
+from routers.shared.dispatcher import Dispatcher
 
 clock = time.monotonic
 INTERNAL_ERROR = "the request could not be answered because of an internal error"

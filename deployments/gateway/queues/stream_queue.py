@@ -77,7 +77,7 @@ from routers.api.requests import (
     Tokens,
 )
 from routers.api.settings import DispatcherSettings
-from routers.shared_engines import SharedEngines, TokenPrices
+from routers.stream.engines import SharedEngines, TokenPrices
 from runtimes.types import AdapterLoad, DeviceMemory, EngineLoad
 
 logger = logging.getLogger("headrace.queue")

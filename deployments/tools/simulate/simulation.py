@@ -32,8 +32,8 @@ from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.core.dispatcher import Dispatcher
 from routers.policies.registry import KINDS, SEVERAL
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
 

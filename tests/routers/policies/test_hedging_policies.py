@@ -15,6 +15,7 @@ from routers.policies.hedging.multiple import MultipleDelay
 from routers.policies.hedging.quantile import QuantileDelay
 from routers.policies.registry import HEDGINGS
 from routers.policies.stream_hedging import FirstTokenWait, race_at
+from tests.routers.invariants import check
 
 TAKES_S = 0.01
 SETTINGS = HedgeParameters(max_utilisation=1.0, min_samples=4, budget=1.0)
@@ -85,7 +86,7 @@ def test_a_straggler_is_copied_once_and_the_answer_counts_once(start, name):
     core.close(copy, at=2.0, service_s=TAKES_S)
     core.close(lease, at=2.1, service_s=1.6)
     assert core.dispatcher.snapshot(2.1).hedges_won == 1
-    core.dispatcher.check()
+    check(core.dispatcher)
 
 
 @OVER_ALL
@@ -117,7 +118,7 @@ def test_the_policy_may_change_while_a_batch_runs_and_what_was_measured_stays(st
     )
     assert type(core.dispatcher._copies.hedging.policy) is type(HEDGINGS[after](SETTINGS))
     assert len(sent(core.tick(0.5 + 2.5 * TAKES_S))) == 1
-    core.dispatcher.check()
+    check(core.dispatcher)
 
 
 # ---- when each one asks

@@ -20,11 +20,12 @@ from routers.api.settings import (
     Mode,
     PolicyNames,
 )
-from routers.core.dispatcher import Dispatcher
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.formed_batch import ReplicaCapacity
+from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
 PROFILE = tuple((rows, edge, 0.002 + 1e-5 * rows * edge) for rows in (1, 4, 8) for edge in EDGES)
@@ -125,7 +126,7 @@ def test_a_plan_changes_nothing_and_comes_out_the_same_when_asked_again(order, b
     assert [row.order for row in first.draft.rows] == [row.order for row in second.draft.rows]
     assert first.draft.accounts == second.draft.accounts
     assert full.digest() == before
-    full.core.check()
+    check(full.core)
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
@@ -445,7 +446,7 @@ def test_controllers_may_change_while_rows_wait_and_run(names):
         for each in open_:
             done = Closed(each.lease_id, LeaseEnd.DONE, Report(service_s=0.01))
             actions += full.core.step(done, now)
-        full.core.check()
+        check(full.core)
     assert answered == 60
 
 
@@ -462,7 +463,7 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
     placement = list(PLACEMENTS)[(list(ORDERS).index(order) + len(batching)) % len(PLACEMENTS)]
     changed = under(order=order, batching=batching, placement=placement)
     actions = core.step(Reconfigure(changed), 0.0)
-    core.check()
+    check(core)
     assert core.snapshot(0.0).waiting_rows == rows
     now, answered = 0.0, 0
     open_ = [each for each in (*sent, *actions) if hasattr(each, "lease_id")]
@@ -476,7 +477,7 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
         else:  # the policy waits for more rows
             now += 0.5
             done = core.step(Tick(), now)
-        core.check()
+        check(core)
         open_ += [each for each in done if hasattr(each, "lease_id")]
     assert answered == 60
 

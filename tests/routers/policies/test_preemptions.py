@@ -12,9 +12,9 @@ from routers.api.errors import BadSettings
 from routers.api.events import Reconfigure
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, PolicyNames
-from routers.core.dispatcher import Dispatcher
 from routers.policies.preemption.types import PreemptionView
 from routers.policies.registry import PREEMPTIONS
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 
 EDGES = (32, 128, 512)

@@ -39,7 +39,7 @@ from loadtests.traffic.workload import poisson_times
 from routers.api.actions import Action, Reject
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, World
 from routers.simulation.simulator import run as simulate
 from tests.simulation.benches.in_time import Tallied, service_s

@@ -14,7 +14,7 @@ from statistics import mean
 
 from loadtests.traffic.workload import poisson_times
 from routers.api.settings import BucketSettings, DispatcherSettings
-from routers.core.dispatcher import Dispatcher
+from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import Fifo
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome

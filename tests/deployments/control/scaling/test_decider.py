@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import (
     GroupTerms,
     Mode,
@@ -24,7 +25,9 @@ from autoscaling.types import (
     GroupTarget,
     ModelDecision,
     PoolDecision,
+    PoolReading,
     Reason,
+    ResidentReading,
     StartReading,
     State,
 )
@@ -374,6 +377,24 @@ def test_what_has_passed_since_the_order_is_no_longer_to_come(begun_s, left_s):
     assert (
         outlook(ASLEEP_TERMS, starts, (), begun_s).ready_in_s == 12.0
     )  # an order of which nobody knows
+
+
+@pytest.mark.parametrize(
+    ("kept", "busy", "in_s"),
+    [
+        ({"a": 0.5}, False, 2.5),
+        ({"a": 0.5}, True, 12.0),
+        ({"b": 0.5}, False, 12.0),
+        ({"a": 20.0}, False, 12.0),
+    ],
+)
+def test_a_model_that_the_pool_keeps_is_back_sooner_than_a_new_replica(kept, busy, in_s):
+    """Not where a pool replica has other work, which would have to end first."""
+    core = Autoscaler(ScalingSettings({}), 0.0)
+    other = ResidentReading("c", True, 100, 1.0, 0.0, busy=busy)
+    core.pool(PoolReading("p1", (other,), kept=kept), 0.0)
+    starts = replace(STEADY, time_to_capacity_s=12.0)
+    assert outlook(ASLEEP_TERMS, starts, (), back_s=core.back_s("a")).ready_in_s == in_s
 
 
 def test_a_changed_target_is_said_once_with_both_numbers():

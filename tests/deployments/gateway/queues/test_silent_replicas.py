@@ -27,7 +27,7 @@ from deployments.gateway.rows import RowColumn, Rows
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Action
 from routers.api.settings import DispatcherSettings
-from routers.core.suspension import suspend
+from routers.shared.suspension import suspend
 
 Describe = Callable[..., ModelDescription]
 STUMBLED = (RowError(0, False, "stumbled"),)

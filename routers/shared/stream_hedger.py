@@ -18,12 +18,12 @@ from math import inf
 
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
-from routers.core.copy_schedule import CopySchedule
-from routers.core.hedger import Hedger, copiable, row_ids
-from routers.core.prompt_reading import began, engine_of
-from routers.core.replica_watch import SilenceWatch
-from routers.core.request_table import RequestTable
 from routers.policies.stream_hedging import MAX_READ, CopyOffer, FirstTokenWait, may_take, race_at
+from routers.shared.copy_schedule import CopySchedule
+from routers.shared.hedger import Hedger, copiable, row_ids
+from routers.shared.prompt_reading import began, engine_of
+from routers.shared.replica_watch import SilenceWatch
+from routers.shared.requests import RequestTable
 from routers.state.leases import CopyTerms, abort, end_copy, set_race_cost, start_first
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import SUSPECT_S

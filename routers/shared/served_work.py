@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from routers.api.requests import FlowWork, Report
-from routers.core.controllers import Controllers
+from routers.shared.controllers import Controllers
 from routers.state.flows import Flows
 from routers.state.formed_batch import FormedBatch
 from routers.state.rejection_cache import RejectionCache

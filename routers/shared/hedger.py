@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings
-from routers.core.copy_schedule import CopySchedule
-from routers.core.replica_watch import Ejection
 from routers.estimates.averages import Utilisation
 from routers.policies.hedging.batches import Finding, Hedging
 from routers.policies.registry import HEDGINGS
+from routers.shared.copy_schedule import CopySchedule
+from routers.shared.replica_watch import Ejection
 from routers.state.budget import Budget
 from routers.state.formed_batch import FormedBatch
 from routers.state.leases import CopyTerms, DispatchCounts, LeaseTable

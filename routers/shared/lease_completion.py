@@ -20,9 +20,9 @@ from math import inf
 from routers.api.actions import Action
 from routers.api.events import Closed
 from routers.api.requests import FlowWork, LeaseEnd, Report
-from routers.core.core_state import State
-from routers.core.stream_leases import ended as end_stream
-from routers.core.suspension import move_rows, probe_instead, take_late_answer
+from routers.shared.core_state import State
+from routers.shared.stream_leases import ended as end_stream
+from routers.shared.suspension import move_rows, probe_instead, take_late_answer
 from routers.state.budget import Budget
 from routers.state.leases import fail, set_race_cost, win
 from routers.state.replica_state import Lease, ReplicaState

@@ -38,23 +38,6 @@ from routers.api.events import (
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
-from routers.core.assignment import Assignment
-from routers.core.core_state import State
-from routers.core.hedger import Hedger
-from routers.core.invariants import check
-from routers.core.lease_completion import (
-    believable,
-    close_lease,
-    forget_replica,
-    learn_of_peers,
-)
-from routers.core.replica_watch import Ejection, SilenceWatch
-from routers.core.request_table import RequestTable
-from routers.core.snapshots import take_snapshot
-from routers.core.stream_hedger import StreamHedger
-from routers.core.stream_leases import moved
-from routers.core.suspension import heard, suspend
-from routers.core.wakeups import WakeupPlanner
 from routers.estimates.averages import Utilisation
 from routers.estimates.cost.model import Coefficients, CostError
 from routers.estimates.groups import ReplicaGroups
@@ -64,6 +47,22 @@ from routers.policies.outliers import Outliers
 from routers.policies.preemption.types import PreemptionView
 from routers.policies.registry import HEDGINGS, PLACEMENTS, PREEMPTIONS, check_names
 from routers.policies.silence import Silence
+from routers.shared.assignment import Assignment
+from routers.shared.core_state import State
+from routers.shared.hedger import Hedger
+from routers.shared.lease_completion import (
+    believable,
+    close_lease,
+    forget_replica,
+    learn_of_peers,
+)
+from routers.shared.replica_watch import Ejection, SilenceWatch
+from routers.shared.requests import RequestTable
+from routers.shared.snapshots import take_snapshot
+from routers.shared.stream_hedger import StreamHedger
+from routers.shared.stream_leases import moved
+from routers.shared.suspension import heard, suspend
+from routers.shared.wakeups import WakeupPlanner
 from routers.state.affinity import Affinity
 from routers.state.budget import Budget
 from routers.state.leases import DispatchCounts, LeaseTable, start_first
@@ -217,10 +216,6 @@ class Dispatcher:
     def coefficients(self) -> Coefficients:
         """Coefficients of the cost model that predicts service times, in the reference group."""
         return self._groups.reference.cost.coefficients
-
-    def check(self) -> None:
-        """Raises AssertionError when an invariant is broken. Scans all state: for tests only."""
-        check(self._state)
 
     # -- events
 

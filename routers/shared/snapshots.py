@@ -14,10 +14,10 @@ from routers.api.snapshot import (
     ReplicaSnapshot,
     Snapshot,
 )
-from routers.core.core_state import State
-from routers.core.request_table import RequestTable
 from routers.estimates.groups import ReplicaGroup
 from routers.estimates.pressure import pressure
+from routers.shared.core_state import State
+from routers.shared.requests import RequestTable
 from routers.state.flows import Flow, Flows
 from routers.state.lanes import Bucket
 from routers.state.replica_state import ReplicaState

@@ -11,9 +11,9 @@ from __future__ import annotations
 from math import inf
 
 from routers.api.actions import Action, WakeAt
-from routers.core.assignment import Assignment
-from routers.core.core_state import State
-from routers.core.request_table import RequestTable
+from routers.shared.assignment import Assignment
+from routers.shared.core_state import State
+from routers.shared.requests import RequestTable
 
 
 class WakeupPlanner:

@@ -1,4 +1,4 @@
-"""Which invariants must hold after every step? Checked by scanning all state: for tests only.
+"""Which invariants must hold after every step of a dispatcher? Checked by scanning all state.
 
 - Every row stands in exactly one place: a queue, or a lease (and perhaps a copy of that lease).
 - Every stored count equals what it counts, and shares add up.
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from math import inf, isclose
 
-from routers.core.core_state import State
+from routers.shared.core_state import State
+from routers.shared.dispatcher import Dispatcher
 from routers.state.lanes import Bucket, Lane, bucket_of
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.request_queue import RequestQueue
@@ -23,8 +24,9 @@ from routers.state.rows import Row, TrackedRequest
 _SLACK = 32  # stale entries that a heap or queue may hold besides twice its live ones
 
 
-def check(state: State) -> None:
+def check(dispatcher: Dispatcher) -> None:
     """Raises AssertionError at the first broken invariant."""
+    state = dispatcher._state
     for tracked in state.requests.live.values():
         _check_request(tracked)
     _check_waiting(state)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from routers.api.actions import Action
 from routers.api.requests import Reason
-from routers.core.request_table import RequestTable
+from routers.shared.requests import RequestTable
 from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, Lane
 from routers.state.rows import Row

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from routers.api.actions import Action
-from routers.core.core_state import State
+from routers.shared.core_state import State
 from routers.state.leases import late_rows, withdraw
 from routers.state.replica_state import Lease, ReplicaState
 from routers.state.rows import Row

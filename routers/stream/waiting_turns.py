@@ -1,6 +1,6 @@
 """The requests that wait at a replica, with the one whose turn is next found in O(log n).
 
-The rule is `routers.staging.whose_turn`: the lowest rank; among requests that the same flow leads
+The rule is `batch.staging.whose_turn`: the lowest rank; among requests that the same flow leads
 at the same standing, the one whose gateway has waited longest for a start. So there is one heap of
 all requests, and one heap for each flow and gateway. Requests that have left are skipped when they
 reach a heap's top, and cleared away once they outnumber those that wait.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from routers.staging import Ranked
+from routers.batch.staging import Ranked
 
 _SLACK = 64  # stale entries allowed before the heaps are rebuilt
 

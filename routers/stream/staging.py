@@ -1,7 +1,7 @@
 """Which of the requests that stand at a replica that generates begins next, and what are the
 gateways told of each other's?
 
-What `routers.staging` is for batches. An engine has `at_once` requests; further ones wait here and
+What `batch.staging` is for batches. An engine has `at_once` requests; further ones wait here and
 not in the engine, so that the lowest rank begins next, of whichever gateway: shares between tenants
 hold however unevenly these reach the gateways. Among requests of one flow the gateways take turns,
 since each keeps an account of it. A flow's work is told to the other gateways as charged when it
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from routers.api.requests import FlowKey, FlowWork, Shares, Tokens
-from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed
-from routers.waiting_turns import WaitingTurns
+from routers.batch.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, summed
+from routers.stream.waiting_turns import WaitingTurns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

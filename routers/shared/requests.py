@@ -17,9 +17,6 @@ from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings, length_bounds, validate
-from routers.core.admission import Admission, Rejection
-from routers.core.arrivals import Arrivals
-from routers.core.served_work import ServedWork
 from routers.estimates.generations import Generations
 from routers.estimates.groups import LengthRange
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
@@ -27,6 +24,9 @@ from routers.policies.admission.queue_bound import BoundView, max_rows
 from routers.policies.batching.view import QueueView
 from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
 from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
+from routers.shared.admission import Admission, Rejection
+from routers.shared.arrivals import Arrivals
+from routers.shared.served_work import ServedWork
 from routers.state.flows import Flows
 from routers.state.leases import abandon
 from routers.state.rejection_cache import TimesLeft

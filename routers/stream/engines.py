@@ -1,7 +1,7 @@
 """How many requests does a gateway send an engine, and what does it say that their tokens are worth
 there?
 
-The gateway's side of `routers.stream_staging`. What an engine runs at once is enough for a gateway
+The gateway's side of `routers.stream.staging`. What an engine runs at once is enough for a gateway
 alone. Beside other gateways' requests its own wait for their turn at the replica: those that wait
 at the gateway have none, and what is sent only as room comes is never compared with theirs.
 

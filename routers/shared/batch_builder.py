@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from routers.api.actions import Action
 from routers.api.policies import Ranking
 from routers.api.requests import Reason
-from routers.core.request_table import RequestTable
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.batching.draft import Draft
 from routers.policies.batching.types import BatchPlan
+from routers.shared.requests import RequestTable
 from routers.state.flows import Flow
 from routers.state.formed_batch import FormedBatch
 from routers.state.lanes import FlowQueue

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.core.hedger import Hedger
-from routers.core.replica_watch import SilenceWatch
-from routers.core.request_table import RequestTable
-from routers.core.stream_hedger import StreamHedger
+from routers.shared.hedger import Hedger
+from routers.shared.replica_watch import SilenceWatch
+from routers.shared.requests import RequestTable
+from routers.shared.stream_hedger import StreamHedger
 from routers.state.leases import LeaseTable
 from routers.state.replicas import ReplicaSet
 

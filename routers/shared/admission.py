@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from routers.api.requests import FlowKey, Reason, Request
 from routers.api.settings import DispatcherSettings
-from routers.core.controllers import Controllers
 from routers.policies.admission.lateness import has_place, is_over
 from routers.policies.admission.queue_ahead import QueueAhead
 from routers.policies.admission.queue_bound import BoundView, bound_reached
 from routers.policies.admission.types import ADMIT, Newcomer
+from routers.shared.controllers import Controllers
 from routers.state.flows import Flow, Flows
 from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
 from routers.state.replicas import ReplicaSet

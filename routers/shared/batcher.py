@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from routers.api.actions import Action
-from routers.core.batch_builder import carry_out, form, min_turn_s, take
-from routers.core.request_table import RequestTable
-from routers.core.stream_turns import next_row
 from routers.policies.batching.draft import new_draft
+from routers.shared.batch_builder import carry_out, form, min_turn_s, take
+from routers.shared.requests import RequestTable
+from routers.shared.stream_turns import next_row
 from routers.state.formed_batch import FormedBatch, ReplicaCapacity
 from routers.state.lanes import Lane, bucket_of
 from routers.state.rows import Row

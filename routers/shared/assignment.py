@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from routers.api.actions import Action, Dispatch, IsolatedDispatch
-from routers.core.batcher import form_batch
-from routers.core.hedger import Hedger, row_ids
-from routers.core.prompt_reading import began
-from routers.core.replica_watch import SilenceWatch
-from routers.core.request_table import RequestTable
-from routers.core.stream_hedger import StreamHedger
 from routers.policies.preemption.types import Preemption, PreemptionView
 from routers.policies.stream_choice import preferred as preferred_stream
+from routers.shared.batcher import form_batch
+from routers.shared.hedger import Hedger, row_ids
+from routers.shared.prompt_reading import began
+from routers.shared.replica_watch import SilenceWatch
+from routers.shared.requests import RequestTable
+from routers.shared.stream_hedger import StreamHedger
 from routers.state.affinity import Affinity
 from routers.state.formed_batch import FormedBatch
 from routers.state.leases import abort, stream_share

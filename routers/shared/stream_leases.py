@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from routers.api.events import Progress
 from routers.api.requests import LeaseEnd, Tokens
-from routers.core.core_state import State
-from routers.core.prompt_reading import engine_of
-from routers.core.request_table import RequestTable
 from routers.estimates.generations import RunningGeneration
+from routers.shared.core_state import State
+from routers.shared.prompt_reading import engine_of
+from routers.shared.requests import RequestTable
 from routers.state.ready_replicas import load_of
 from routers.state.replica_state import Lease
 

@@ -1,0 +1,1 @@
+"""Schedules batches: what serves models whose replicas answer a batch at once."""

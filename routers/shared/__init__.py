@@ -1,0 +1,1 @@
+"""What the schedulers of batches and of streams share; knows neither."""

@@ -1,0 +1,1 @@
+"""Schedules streams: what serves models that generate, whose engines batch by themselves."""
