@@ -17,6 +17,7 @@ from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
 from runtimes.synthetic.engine import EngineShape
+from tests.routers.invariants import check as check_invariants
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
 # A step of 8 ms, 0.1 ms a sequence, 20,000 prompt tokens a second.
@@ -124,7 +125,7 @@ def play(
 
     def inspect(core: Any) -> None:
         if check and not in_turn:
-            core.check()
+            check_invariants(core)
 
     world = World(devices or engines(replicas, engine), core=core, inspect=inspect, built=[])
     run(settings(engine, **more), arrivals, world, recorder)

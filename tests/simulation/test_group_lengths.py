@@ -8,6 +8,7 @@ import pytest
 
 from routers.api.settings import DispatcherSettings, GroupSettings, HedgeParameters
 from routers.simulation.simulator import Arrival, SimDevice, simulate
+from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
 BOUND, MAX_ROWS = 128, 8
@@ -55,7 +56,7 @@ def arrivals(rate, long=0.2, timeout_s=10 * SLO_S):
 def run(rate, devices, *, long=0.2, timeout_s=10 * SLO_S, checks=True, **more):
     """`checks`: every invariant after every step."""
     made = list(arrivals(rate, long, timeout_s))
-    inspect = (lambda core: core.check()) if checks else None
+    inspect = check if checks else None
     return simulate(settings(**more), made, devices, inspect=inspect)
 
 

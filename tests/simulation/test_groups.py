@@ -9,6 +9,7 @@ import pytest
 
 from routers.api.settings import DispatcherSettings, GroupSettings
 from routers.simulation.simulator import Arrival, SimDevice, simulate
+from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
 SLO_S = 0.1
@@ -78,7 +79,7 @@ def test_slow_replicas_delay_nobody_while_the_fast_one_keeps_up():
 
 def test_every_invariant_holds_through_the_loss_of_a_group():
     dies = SimDevice("gpu", gpu_s, group="gpu", dies_at=1.0)
-    result = run(60, (dies, *CPUS), inspect=lambda core: core.check())
+    result = run(60, (dies, *CPUS), inspect=check)
     assert in_time(result) * SECONDS > 0.95 * len(result.outcomes)
     assert rows_of(result, "cpu") > 0
 

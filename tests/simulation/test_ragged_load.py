@@ -14,6 +14,7 @@ import pytest
 from routers.api.requests import Reason
 from routers.api.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, simulate
+from tests.routers.invariants import check
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=32)
 
@@ -193,4 +194,4 @@ def test_same_seed_gives_the_same_outcome():
 
 def _check(dispatcher) -> None:
     if dispatcher.snapshot(0.0).waiting_rows < 20:  # the check scans all that waits
-        dispatcher.check()
+        check(dispatcher)
