@@ -26,10 +26,24 @@ def form_batch(
     requests: RequestTable, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
     """The batch for this replica: its rows have left the queue, and their flows are charged. None:
-    the replica may take no row, or it is idle and waits until `requests.held_until` for a larger
-    batch. Also sets `requests.row_without_room` and `requests.next_retry_at`."""
+    the replica may take no row, or it waits for a larger batch, until `requests.held_until` or
+    longer: that is the earliest time until which a replica waits. Also sets
+    `requests.row_without_room` and `requests.next_retry_at`."""
     requests.waiting.reorder()
     requests.row_without_room = None
+    earlier, requests.held_until = requests.held_until, None
+    batch = _first_batch(requests, capacity, now, actions)
+    held = requests.held_until
+    if earlier is not None and (held is None or earlier < held):
+        requests.held_until = earlier
+    return batch
+
+
+def _first_batch(
+    requests: RequestTable, capacity: ReplicaCapacity, now: float, actions: list[Action]
+) -> FormedBatch | None:
+    """The batch of the first lane that has one for this replica. Lanes after one that waits for
+    more rows are not asked."""
     lead = _stream_batch if capacity.streams else _led_batch
     for lane in _lanes_in_order(requests, now):
         lengths = capacity.lengths

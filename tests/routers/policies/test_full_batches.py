@@ -90,6 +90,21 @@ def test_a_replica_that_takes_no_such_rows_is_not_held_back_by_them(start):
     assert sent(core.arrive(6, 20)) == [[1, 2, 3, 4, 5, 6]]
 
 
+@pytest.mark.parametrize("slower", ["long", "short"])  # is asked last
+def test_a_replica_does_not_wait_for_rows_that_another_one_waits_for(start, slower):
+    twice = tuple((rows, edge, 2 * seconds) for rows, edge, seconds in PROFILE)
+    groups = (
+        GroupSettings("long", twice if slower == "long" else PROFILE),
+        GroupSettings("short", twice if slower == "short" else PROFILE, max_length=32),
+    )
+    core = start(policies=FULL, max_size=8, groups=groups, profile=())
+    core.step(Replicas(tuple(Replica(f"r{each.name}", 1.0, group=each.name) for each in groups)))
+    core.arrive(0, 400, slo_s=1.0)
+    assert [sent(core.arrive(n, 20, priority=1)) for n in range(1, 6)] == [[]] * 5
+    assert core.timer == pytest.approx(0.5)  # when half of the slack of the long one is used up
+    assert sent(core.arrive(6, 20, priority=1)) == [[1, 2, 3, 4, 5, 6]]
+
+
 def test_it_takes_a_third_less_of_the_device_at_half_load_and_keeps_the_deadlines():
     rng, now, arrivals = random.Random(1), 0.0, []
     while (now := now + rng.expovariate(300.0)) < 8.0:
