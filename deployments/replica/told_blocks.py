@@ -16,7 +16,7 @@ from math import inf
 from deployments.contract.channel.stream_messages import MAX_HASHES, BlocksMessage, packed
 from deployments.replica.block_index import BlockIndex
 
-COALESCE_S = 0.05  # as what is told of other gateways (`routers.batch.staging.REPORT_EVERY_S`)
+COALESCE_S = 0.05  # as what is told of other gateways (`routers.shared.staging.REPORT_EVERY_S`)
 MAX_TOLD = 8192  # hashes of a message: 64 KiB, which a gateway takes in within 2 ms
 
 

@@ -67,7 +67,7 @@ def say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> N
     from importlib.metadata import version
     from importlib.util import find_spec
 
-    spec = find_spec("routers.shared.dispatcher")
+    spec = find_spec("routers.batch.scheduler")
     is_python = spec is None or str(spec.origin).endswith(".py")
     core = "interpreted" if is_python else "compiled"
     click.echo(f"headrace, version {version('headrace')}, core {core}")

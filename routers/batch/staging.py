@@ -14,34 +14,20 @@ are seconds on its clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, TypeVar
 
-from routers.api.requests import FlowWork, Report
+from routers.api.requests import FlowKey, FlowWork, Report
+from routers.shared.staging import (
+    DEMAND_HOLDS_S,
+    FORGET_S,
+    REPORT_EVERY_S,
+    rank_of,
+    summed,
+    whose_turn,
+)
 
-REPORT_EVERY_S = 0.05  # shortest time between two reports of other gateways' queues to a gateway
-DEMAND_HOLDS_S = 1.0  # how long a gateway's report of its queue counts without a batch here
-FORGET_S = 60.0  # an unheard gateway is forgotten: one that was restarted has a new name
 _OVERRUN = 0.25  # of the time by which a batch has overrun: a guess at the time that is left
-
-Flow = tuple[int, str]
-"""(priority, tenant)."""
-
-
-class Ranked(Protocol):
-    """A batch or stream at a replica, as far as `whose_turn` looks at it."""
-
-    @property
-    def gateway(self) -> str: ...
-    @property
-    def rank(self) -> tuple[int, int, float]: ...
-    @property
-    def charges(self) -> tuple[FlowWork, ...]: ...
-
-
-R = TypeVar("R", bound=Ranked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +57,7 @@ class _Gateway:
     seen: int = 0  # highest lease id accepted
     turn: int = 0  # when its last batch started, as a count of all starts
     waiting: tuple[FlowWork, ...] = ()  # at the gateway, as it last said
-    served: dict[Flow, float] = field(default_factory=dict)  # seconds, for its next report
+    served: dict[FlowKey, float] = field(default_factory=dict)  # seconds, for its next report
     last_reported: tuple[FlowWork, ...] = ()  # what it was last told of the others' queues
     last_reported_at: float = -inf
 
@@ -120,7 +106,7 @@ class Staging:
             gateway.seen = max(gateway.seen, batch.lease_id)
             self._staged.append(batch)
             return Turn()
-        last = max(own, key=_rank, default=batch)
+        last = max(own, key=rank_of, default=batch)
         if batch.rank >= last.rank:
             return Turn(returned=(batch,))
         gateway.seen = max(gateway.seen, batch.lease_id)
@@ -238,35 +224,3 @@ class Staging:
             gateway = self._gateways[name] = _Gateway(now)
         gateway.last_seen_at = now
         return gateway
-
-
-def whose_turn(waiting: Sequence[R], turns: Mapping[str, int]) -> R:
-    """The batch or stream to start next: of the lowest rank, or of those that the same flow leads
-    at the same standing the one whose gateway has waited longest for a start. `turns`: by gateway,
-    when its last one started, as a count of all starts."""
-    lowest = min(waiting, key=_rank)
-    same = [each for each in waiting if _have_same_leader(each, lowest)]
-    return min(same, key=lambda each: (turns[each.gateway], each.rank))
-
-
-def _rank(batch: Ranked) -> tuple[int, int, float]:
-    return batch.rank
-
-
-def _have_same_leader(batch: Ranked, other: Ranked) -> bool:
-    """Whether the same flow leads both, at the same standing (late or not, priority)."""
-    if batch is other:
-        return True
-    if not (batch.charges and other.charges):
-        return False  # a copy carries no charges, so the flow that leads it is unknown
-    return batch.rank[:2] == other.rank[:2] and batch.charges[0][:2] == other.charges[0][:2]
-
-
-def summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
-    """The reports' seconds, added up by flow."""
-    total: dict[Flow, float] = {}
-    for flows in reports:
-        for priority, tenant, seconds in flows:
-            flow = priority, tenant
-            total[flow] = total.get(flow, 0.0) + seconds
-    return tuple([(*flow, seconds) for flow, seconds in total.items()])

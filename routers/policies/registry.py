@@ -25,9 +25,7 @@ from routers.policies.edges.least_padding import LeastPadding
 from routers.policies.edges.least_seconds import LeastSeconds
 from routers.policies.edges.quantiles import Quantiles
 from routers.policies.edges.types import EdgePolicy
-from routers.policies.hedging.multiple import MultipleDelay
-from routers.policies.hedging.quantile import QuantileDelay
-from routers.policies.hedging.types import HedgeDelay
+from routers.policies.hedging import HedgeDelay, MultipleDelay, QuantileDelay
 from routers.policies.order.by_head import EarliestDeadline, FirstCome
 from routers.policies.order.deficit_round_robin import DeficitRoundRobin
 from routers.policies.order.fair_queueing import FairQueueing
@@ -36,10 +34,7 @@ from routers.policies.placement.finish_first import FinishFirst
 from routers.policies.placement.least_loaded import LeastLoaded
 from routers.policies.placement.prequal import Prequal
 from routers.policies.placement.round_robin import RoundRobin
-from routers.policies.preemption.least_urgent import LeastUrgent
-from routers.policies.preemption.least_work_lost import LeastWorkLost
-from routers.policies.preemption.never import Never
-from routers.policies.preemption.types import Preemption
+from routers.policies.preemption import LeastUrgent, LeastWorkLost, Never, Preemption
 from routers.state.ready_replicas import Placement
 
 ORDERS: Mapping[str, Callable[[DispatcherSettings], Order]] = {

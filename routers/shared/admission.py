@@ -14,6 +14,7 @@ runs and one is expected at a known time, a request that would be over before is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from routers.api.requests import FlowKey, Reason, Request
 from routers.api.settings import DispatcherSettings
@@ -22,10 +23,9 @@ from routers.policies.admission.queue_ahead import QueueAhead
 from routers.policies.admission.queue_bound import BoundView, bound_reached
 from routers.policies.admission.types import ADMIT, Newcomer
 from routers.shared.controllers import Controllers
-from routers.state.flows import Flow, Flows
+from routers.state.flows import Flow
 from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
 from routers.state.replicas import ReplicaSet
-from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
 
 MIN_RETRY_S = 0.05
@@ -48,18 +48,20 @@ class Admission:
     def __init__(
         self,
         settings: DispatcherSettings,
-        waiting: RequestQueue,
-        flows: Flows,
-        replicas: ReplicaSet,
+        replicas: ReplicaSet[Any],
         bounds: BoundView,
+        *,
+        by_room: bool,
     ) -> None:
+        """`by_room`: replicas take requests one by one, as their room allows."""
         self.controllers = Controllers(settings)
         self.rejections = RejectionCache()
         self._settings = settings
-        self._waiting = waiting
+        self._waiting = bounds.waiting
         self._replicas = replicas
         self._bounds = bounds
-        self._ahead = QueueAhead(waiting, flows, replicas)
+        self._by_room = by_room
+        self._ahead = QueueAhead(bounds.waiting, replicas, by_room=by_room)
 
     def tune(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; what the controllers have learnt is kept."""
@@ -85,11 +87,6 @@ class Admission:
     def bounded(self, request: Request, now: float) -> Rejection | None:
         """The rejection by a bound, before rows are made; None: the request is within them all."""
         reason = bound_reached(self._bounds, request, now)
-        if reason is None and request.generation is not None:
-            # Prompt and output must fit the largest running replica, were they alone there.
-            tokens = request.lengths[0] + request.generation.max_tokens
-            most = self._replicas.largest
-            reason = Reason.TOO_LONG if tokens > most > 0.0 else None
         if reason is None:
             return None
         return Rejection(reason, 0.0 if reason in _PERMANENT else self.queue_s())
@@ -121,10 +118,10 @@ class Admission:
                 if answer.late_by_s > late_by_s:
                     late_by_s = answer.late_by_s
         if late_by_s > 0.0:
-            tracked.set_late(True)
+            tracked.late = True
             return self._judge_late(newcomer, late_by_s, now)
         if newcomer.capacity:
-            tracked.expect_wait(forecast_s)
+            tracked.forecast_s = forecast_s
         return None
 
     def _judge_late(self, newcomer: Newcomer, late_by_s: float, now: float) -> Rejection | None:
@@ -173,7 +170,7 @@ class Admission:
         if tracked.open != 1:
             return
         request, edges = tracked.request, [tracked.edge]
-        if tracked.plan is not None or not newcomer.capacity:
+        if not tracked.forecast_edge or not newcomer.capacity:
             edges = [edge for edge in self._waiting.edges if edge >= tracked.edge]
         times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
         cached = CachedRejection(times, late_by_s, rejection.retry_after_s)
@@ -201,12 +198,12 @@ class Admission:
     def _predict_answer(
         self, flow: Flow, edge: int, times: TimesLeft, now: float
     ) -> CachedRejection:
-        """What `judge` would answer to one row of this bucket; changes nothing. For models
-        that generate, and while no replica runs that takes the row, the answer is always that it
-        may wait."""
+        """What `judge` would answer to one row of this bucket; changes nothing. Where requests are
+        taken as room allows, and while no replica runs that takes the row, the answer is always
+        that it may wait."""
         groups = self._replicas.groups
         let_in = CachedRejection(times, 0.0, 0.0)
-        if not groups.capacity or groups.reference.engine is not None:
+        if not groups.capacity or self._by_room:
             return let_in
         newcomer = self._ahead.found_by(self._hypothetical(flow, edge, times, now), now)
         if not newcomer.capacity:
@@ -232,7 +229,7 @@ class Admission:
         )
         latest = groups.latest_start(edge, now, deadline)
         cost_s = groups.reference.cost.unit_s(edge)
-        return TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
+        return TrackedRequest(request, flow, now, latest, 1, edge, cost_s, forecast_edge=edge)
 
     def queue_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from routers.api.requests import Generation, Reason, Request
+from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
 from routers.estimates.batch_size import Gaps
-from routers.estimates.generations import Generations
-from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.estimates.groups import ReplicaGroups
 from routers.estimates.pressure import RefusedShare
 from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
@@ -44,7 +43,6 @@ class Arrivals:
         self.offered = OfferedWork()
         self.refused = RefusedShare()
         self._rows_seen = 0
-        self.generations: Generations | None = None
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; the lengths seen are kept as far as the edges stay."""
@@ -73,13 +71,11 @@ class Arrivals:
     def track(self, request: Request, now: float) -> TrackedRequest:
         """The request as the core will keep it, without rows: `add_rows` makes them once it may
         wait."""
-        if request.generation is not None and self.generations is not None:
-            return self._track_generation(request, request.generation, self.generations, now)
         lengths = request.lengths
-        edge = longest_edge = self._edge(lengths[0])
+        edge = longest_edge = self.edge_of(lengths[0])
         cost_s = self._cost_s(lengths[0], edge)
         for length in lengths[1:]:
-            row_edge = self._edge(length)
+            row_edge = self.edge_of(length)
             longest_edge = max(longest_edge, row_edge)
             cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
@@ -88,15 +84,26 @@ class Arrivals:
             latest = self._groups.latest_start(longest_edge, now, due)
         else:
             latest = alone.latest_start(longest_edge, now, due)
-        return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
+        return TrackedRequest(
+            request, self.flow(request), now, latest, len(lengths), edge, cost_s,
+            forecast_edge=self.forecast_edge(edge),
+        )  # fmt: skip
+
+    def forecast_edge(self, edge: int) -> int:
+        """The edge by which forecasts of a request in this bucket are told apart; 0: they are
+        not."""
+        return edge
 
     # -- offered work
+
+    def price_s(self, tracked: TrackedRequest) -> float:
+        """Predicted seconds of what the request asks for."""
+        return self._work_s(tracked.request.lengths)
 
     def offers(self, request: Request, tracked: TrackedRequest) -> None:
         """Count the work of a request that is within all bounds. One that another model turned away
         first (not `is_first`) is no new demand."""
-        work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
-        tracked.price(work_s)
+        work_s = tracked.work_s = self.price_s(tracked)
         if request.is_first:
             self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
             if self._groups.bounds:
@@ -114,9 +121,10 @@ class Arrivals:
         is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
         if not is_demand or not request.is_first:
             return
-        if request.generation is not None:
-            self.turned_away_unread(request.tenant, request.priority)
-            return
+        self.count_turned_away(request)
+
+    def count_turned_away(self, request: Request) -> None:
+        """Count the work of a request that is demand and was rejected before `track`."""
         flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
         asks = None if flow is None else flow.asks
         self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
@@ -152,28 +160,8 @@ class Arrivals:
             work_s += row_s if pads else row_s * length / edge
         return work_s
 
-    def _track_generation(
-        self, request: Request, generation: Generation, generations: Generations, now: float
-    ) -> TrackedRequest:
-        """`track` for a request that generates. Its bucket is that of its prompt and predicted
-        output together, so that short generations are told from long ones. Its latest start leaves
-        time to read the prompt tokens that are not cached."""
-        plan = generations.plan(request, generation)
-        longest = self._waiting.edges[-1]
-        edge = self._edge(min(plan.size, longest))
-        reads = self._edge(max(1, plan.prompt - plan.cached))
-        due = min(request.deadline, request.expires)
-        latest = self._groups.latest_start(reads, now, due)
-        cost_s, flow = generations.cost_s(plan), self._flow(request)
-        return TrackedRequest(request, flow, now, latest, 1, edge, cost_s, plan=plan)
-
-    def first_token(self, group: ReplicaGroup, read: float, seconds: float) -> None:
-        """Learn the turnaround of a first token: `seconds` after its lease was sent, with `read`
-        tokens of the prompt to be read."""
-        edge = self._edge(min(max(1, int(read)), self._waiting.edges[-1]))
-        group.turnaround.observe(edge, seconds)
-
-    def _flow(self, request: Request) -> Flow:
+    def flow(self, request: Request) -> Flow:
+        """The account that the request is charged to."""
         priority, priorities = request.priority, self._settings.priorities
         if not 0 <= priority < priorities:
             priority = 0 if priority < 0 else priorities - 1
@@ -186,9 +174,9 @@ class Arrivals:
         if len(lengths) == 1:
             self._rows_seen += 1
             row = Row(tracked, 0, lengths[0], self._rows_seen, tracked.edge, tracked.cost_s)
-            tracked.admit((row,))
+            tracked.rows = (row,)
         else:
-            tracked.admit(tuple([self._row(tracked, i, n) for i, n in enumerate(lengths)]))
+            tracked.rows = tuple([self._row(tracked, i, n) for i, n in enumerate(lengths)])
         if request.suspect:
             for row in tracked.rows:
                 row.go_alone()
@@ -203,11 +191,12 @@ class Arrivals:
         gap.arrived(now)
 
     def _row(self, tracked: TrackedRequest, index: int, length: int) -> Row:
-        edge = self._edge(length)
+        edge = self.edge_of(length)
         self._rows_seen += 1
         return Row(tracked, index, length, self._rows_seen, edge, self._cost_s(length, edge))
 
-    def _edge(self, length: int) -> int:
+    def edge_of(self, length: int) -> int:
+        """Of the bucket for this length."""
         edges = self._waiting.edges
         return edges[bisect_left(edges, length)]
 

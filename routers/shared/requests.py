@@ -4,33 +4,33 @@
 request enters or leaves the core, so that each leaves once, with all its rows. A late request waits
 behind all that are on time (`policies/admission/lateness.py` says for how long). A request expires
 wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age,
-and are queued however full the queue is: its bounds hold for new requests only. `batcher` decides
-which rows are served next.
+and are queued however full the queue is: its bounds hold for new requests only. The schedulers
+decide which rows are served next.
 """
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import replace
+from typing import Any
 
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
 from routers.api.events import RefusedUnread
-from routers.api.requests import Reason, Request
+from routers.api.requests import FlowWork, Reason, Report, Request
 from routers.api.settings import DispatcherSettings, length_bounds, validate
-from routers.estimates.generations import Generations
+from routers.api.snapshot import GenerationSnapshot
 from routers.estimates.groups import LengthRange
 from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
 from routers.policies.admission.queue_bound import BoundView, max_rows
-from routers.policies.batching.view import QueueView
-from routers.policies.registry import BATCHINGS, ORDERS, PLACEMENTS, check_names
-from routers.policies.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
+from routers.policies.registry import ORDERS, PLACEMENTS, check_names
 from routers.shared.admission import Admission, Rejection
 from routers.shared.arrivals import Arrivals
-from routers.shared.served_work import ServedWork
-from routers.state.flows import Flows
+from routers.shared.controllers import Controllers
+from routers.shared.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
+from routers.state.flows import Charge, Flows
 from routers.state.leases import abandon
-from routers.state.rejection_cache import TimesLeft
-from routers.state.replica_state import Lease
+from routers.state.rejection_cache import RejectionCache, TimesLeft
+from routers.state.replica_state import AnyLease
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
@@ -39,35 +39,95 @@ from routers.state.timers import Timers
 _RETRY_LATER = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})  # an `Evict` says when
 
 
+class ServedWork:
+    """Passes served work on to the flows' accounts, the controllers and the rejection cache."""
+
+    def __init__(self, flows: Flows, controllers: Controllers, rejections: RejectionCache) -> None:
+        self._flows = flows
+        self._controllers = controllers
+        self._rejections = rejections
+
+    def settle(self, charge: Charge, service_s: float | None, now: float) -> None:
+        """The lease has ended after `service_s` measured seconds; None: nothing was started, so
+        what was charged for it is refunded."""
+        self._rejections.clear()
+        if service_s is None:
+            self._flows.refund(charge.paid, epoch=charge.epoch)
+            return
+        served = charge.split(service_s)
+        self._flows.settle(charge.charges, served, epoch=charge.epoch)
+        self._controllers.served(served, now, late=bool(charge.rank[0]))
+
+    def charge(self, priority: int, tenant: str, seconds: float) -> None:
+        """Charge a flow for what its stream takes beyond what was paid."""
+        flow = self._flows.by_key.get((priority, tenant))
+        if flow is not None:
+            self._flows.charge(flow, seconds)
+
+    def report(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+        """Tell the controllers what a running stream was given; the account is settled when the
+        stream ends. `rank`: see `api.actions.Dispatch`."""
+        self._controllers.served((work,), now, late=bool(rank[0]))
+
+    def settle_stream(self, charge: Charge, served_s: float, untold_s: float, now: float) -> None:
+        """The stream's lease has ended after `served_s` in all, of which the controllers have not
+        been told `untold_s`."""
+        self._rejections.clear()
+        self._flows.settle(charge.charges, charge.split(served_s), epoch=charge.epoch)
+        if untold_s > 0.0:
+            priority, tenant, _ = charge.charges[0]
+            self.report((priority, tenant, untold_s), charge.rank, now)
+
+    def learn(self, report: Report, speed: float, now: float) -> None:
+        """Take in what a report says of other gateways' work. `speed`: seconds of the reference
+        group that a second of the replica's group is worth."""
+        if speed != 1.0 and report.served:
+            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
+            report = replace(report, served=served)
+        self._flows.learn(report, now)
+        if report.served:
+            self._controllers.served(report.served, now, late=False)
+
+
 class RequestTable:
     """One model's live requests, and what the dispatcher's last step found about the queue."""
 
-    def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
+    def __init__(
+        self, settings: DispatcherSettings, replicas: ReplicaSet[Any], *, by_room: bool = False
+    ) -> None:
+        """`by_room`: replicas take requests one by one, as their room allows."""
         self.live: dict[int, TrackedRequest] = {}  # by request id
         self.timers = Timers()
         self.flows = Flows(ORDERS[settings.policies.order](settings))
         self.groups = replicas.groups
-        self.held_until: float | None = None  # until when an idle replica lets a batch grow
-        # When the first retried row that was held back in this step may risk the last replica.
-        self.next_retry_at = inf
-        self.row_without_room: Row | None = None  # for which the replica asked last had no room
-        self.generations: Generations | None = None  # None: the model does not generate
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
         self.bounds = BoundView(self.waiting, self.groups, settings)
-        self.admission = Admission(settings, self.waiting, self.flows, replicas, self.bounds)
+        self.admission = Admission(settings, replicas, self.bounds, by_room=by_room)
         self.controllers = self.admission.controllers
         self.served = ServedWork(self.flows, self.controllers, self.admission.rejections)
-        self.arrivals = Arrivals(settings, self.waiting, self.groups)
+        self.arrivals = self.make_arrivals(settings)
         self.suspects = Suspects(replicas)
-        self.batching = BATCHINGS[settings.policies.batching]()
-        self.view = QueueView(
-            self.waiting, self.flows.order, self.arrivals.gaps, self.controllers.at_turn,
-            self.groups, settings,
-        )  # fmt: skip
-        self._adopt_generation(settings)
         self._adopt(settings)
+
+    # -- what differs by kind
+
+    def make_arrivals(self, settings: DispatcherSettings) -> Arrivals:
+        return Arrivals(settings, self.waiting, self.groups)
+
+    def check(self, request: Request) -> None:
+        """Raises `BadRequestEvent` for a request of the other kind."""
+        if request.generation is not None:
+            raise BadRequestEvent(f"request {request.request_id} generates; this model does not")
+
+    def exceeds(self, request: Request) -> bool:
+        """Whether the request is too long for all replicas that run."""
+        return False
+
+    def generation_snapshot(self) -> GenerationSnapshot | None:
+        """What is published of requests that generate; None: these do not."""
+        return None
 
     # -- coming in
 
@@ -76,10 +136,7 @@ class RequestTable:
         `BadRequestEvent` when the id is live already or the rows are not as they must be."""
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
-        if request.generation is not None and len(request.lengths) > 1:
-            raise BadRequestEvent(
-                f"request {request.request_id} generates, so it must have one row"
-            )
+        self.check(request)
         self.arrivals.follow(request.lengths, now)
         self.arrivals.offered.came += 1
         refused = self._reject_early(request, now)
@@ -103,6 +160,8 @@ class RequestTable:
         if self.is_closed:
             return Rejection(Reason.CLOSED)
         refused = self.admission.bounded(request, now)
+        if refused is None and self.exceeds(request):
+            return Rejection(Reason.TOO_LONG)
         if refused is not None or not self.admission.rejections.kept or len(request.lengths) > 1:
             return refused
         edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
@@ -110,7 +169,7 @@ class RequestTable:
         flow = self._priority(request.priority), request.tenant
         refused = self.admission.fast_reject(flow, edge, times, now)
         if refused is not None:
-            self.controllers.rejected_from_cache(flow, 0 if request.generation else edge, now)
+            self.controllers.rejected_from_cache(flow, self.arrivals.forecast_edge(edge), now)
         return refused
 
     def reject_unread(
@@ -154,7 +213,7 @@ class RequestTable:
         self.arrivals.add_rows(tracked)
         if tracked.request.suspect:
             for row in tracked.rows:
-                row.hold(self.suspects.held_until(row, now))
+                row.held_until = self.suspects.held_until(row, now)
         if not tracked.flow.active:
             self.flows.enter(tracked.flow, now)
         tracked.flow.live += 1
@@ -168,7 +227,7 @@ class RequestTable:
     def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The request's first row goes to a replica on time; its forecast is checked."""
         self.controllers.waited(tracked, now, taken=True)
-        tracked.end_forecast()
+        tracked.forecast_s = None
 
     def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
         """Whether the controllers shed this request now that the turn of one of its rows has come;
@@ -179,11 +238,6 @@ class RequestTable:
             return False
         self.evict(tracked, Reason.SHED, actions)
         return True
-
-    @property
-    def largest(self) -> float:
-        """Capacity of the largest running replica; 0 while none runs."""
-        return self._replicas.largest
 
     def most_urgent(self, lengths: LengthRange | None = None) -> int | None:
         """The most urgent priority that has on-time rows of these lengths (None: any) waiting;
@@ -199,7 +253,7 @@ class RequestTable:
         """These rows have their answers; a request leaves with its last one."""
         for row in members:
             tracked = row.tracked
-            tracked.row_answered()
+            tracked.open -= 1
             if not tracked.open:
                 self.arrivals.offered.served_s += tracked.work_s
                 self._drop(tracked)
@@ -233,31 +287,32 @@ class RequestTable:
                 if tracked.late and keeps_its_place(tracked, self.settings):
                     self._move_lane(tracked, now, late=False)
 
-    def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
+    def retry(self, members: list[Row], lease: AnyLease, now: float, actions: list[Action]) -> None:
         """Queue rows of a lost lease, each to travel alone, or evict their requests as lost."""
         for row in members:
             if not row.tracked.open:
                 continue
-            row.lost()
-            if may_run_again(row, lease, now):
+            row.losses += 1
+            if may_run_again(row, now, had_begun=lease.may_have_begun):
                 row.go_alone(lease.replica_id)
                 self.suspects.lost(lease.replica, now)
-                row.hold(self.suspects.held_until(row, now))
+                row.held_until = self.suspects.held_until(row, now)
                 self.put_back([row], now, actions)
             else:
                 self.evict(row.tracked, end_reason(row), actions)
 
     def retry_failed(
-        self, members: list[Row], lease: Lease, now: float, actions: list[Action]
+        self, members: list[Row], lease: AnyLease, now: float, actions: list[Action]
     ) -> None:
         """The same for rows that the model failed on, with the reason `FAILED`."""
         for row in members:
             if not row.tracked.open:
                 continue
-            row.lost()
+            row.losses += 1
             may_wait = not (self.is_closed or is_over(row.tracked.request, self.settings, now))
             if may_wait and may_run_after_failure(row, now):
-                row.fail(lease.replica_id)
+                row.failed = True
+                row.go_alone(lease.replica_id)
                 self.put_back([row], now, actions)
             else:
                 self.evict(row.tracked, Reason.FAILED, actions)
@@ -305,7 +360,7 @@ class RequestTable:
     def _remove(self, tracked: TrackedRequest, actions: list[Action]) -> None:
         """Take all rows out of the queue and out of their leases, whose answers for them are then
         ignored."""
-        tracked.leave()
+        tracked.open = 0
         for row in tracked.rows:
             if row.bucket is not None:
                 self.waiting.remove(row)
@@ -317,7 +372,7 @@ class RequestTable:
     def _drop(self, tracked: TrackedRequest) -> None:
         del self.live[tracked.request.request_id]
         tracked.flow.live -= 1
-        tracked.drop_rows()
+        tracked.rows = ()  # else rows and request refer to each other until garbage is collected
 
     # -- being late
 
@@ -333,7 +388,7 @@ class RequestTable:
             return
         if tracked.forecast_s is not None:
             self.controllers.waited(tracked, now, taken=False)
-            tracked.end_forecast()
+            tracked.forecast_s = None
         self._move_lane(tracked, now, late=True)
 
     def _move_lane(self, tracked: TrackedRequest, now: float, *, late: bool) -> None:
@@ -341,7 +396,7 @@ class RequestTable:
         queued = [row for row in tracked.rows if row.bucket is not None]
         for row in queued:
             self.waiting.remove(row)
-        tracked.set_late(late)
+        tracked.late = late
         for row in queued:
             self.waiting.add(row, now)
 
@@ -354,12 +409,9 @@ class RequestTable:
         check_names(settings)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
-        self.view.at_turn = self.controllers.at_turn
-        self._adopt_generation(settings)
-        self.batching = BATCHINGS[settings.policies.batching]()
         if settings.policies.placement != self.settings.policies.placement:
             self._replicas.adopt(PLACEMENTS[settings.policies.placement](), now)
-        self.view.order = self.waiting.adopt(ORDERS[settings.policies.order](settings), now)
+        self.waiting.adopt(ORDERS[settings.policies.order](settings), now)
         moved = settings.bucket_edges != self.settings.bucket_edges or (
             length_bounds(settings) != self.groups.bounds
         )
@@ -379,25 +431,10 @@ class RequestTable:
         self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        self.settings = self.view.settings = self.bounds.settings = settings
+        self.settings = self.bounds.settings = settings
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
         self.groups.adopt(settings, self.waiting.edges)
-
-    def _adopt_generation(self, settings: DispatcherSettings) -> None:
-        generation = settings.generation
-        if generation is None:
-            self.generations = None
-        elif self.generations is None:
-            self.generations = Generations(generation, self._token_s, frozen=settings.frozen)
-        else:
-            self.generations.adopt(generation, frozen=settings.frozen)
-        self.arrivals.generations = self.bounds.generations = self.generations
-
-    def _token_s(self) -> float:
-        engine = self.groups.reference.engine
-        assert engine is not None
-        return engine.token_s
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs: seconds until one is expected to run; 0.0: unknown."""

@@ -7,43 +7,52 @@ lost replica held.
 
 from __future__ import annotations
 
+from typing import Any
+
 from routers.api.snapshot import (
     FlowSnapshot,
-    GenerationSnapshot,
     GroupSnapshot,
     ReplicaSnapshot,
     Snapshot,
 )
 from routers.estimates.groups import ReplicaGroup
 from routers.estimates.pressure import pressure
-from routers.shared.core_state import State
+from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.state.flows import Flow, Flows
 from routers.state.lanes import Bucket
-from routers.state.replica_state import ReplicaState
+from routers.state.leases import LeaseTable
+from routers.state.replica_state import EJECTED, SILENT, AnyReplica
+from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 
 
-def take_snapshot(state: State, now: float) -> Snapshot:
+def take_snapshot(
+    requests: RequestTable,
+    running: ReplicaSet[Any],
+    leases: LeaseTable[Any],
+    races: Races[Any],
+    now: float,
+) -> Snapshot:
     """The fields are explained in `api.snapshot`."""
-    requests, waiting, counts = state.requests, state.requests.waiting, state.copies.counts
-    replicas = tuple(_replica(replica) for replica in state.replicas.by_id.values())
-    utilisation = state.copies.utilisation.read(state.replicas.busy_share, now)
+    waiting, counts, groups = requests.waiting, races.counts, running.groups
+    replicas = tuple(_replica(replica) for replica in running.by_id.values())
+    utilisation = races.utilisation.read(running.busy_share, now)
     refused = requests.arrivals.refused.read(now)
     return Snapshot(
         waiting_rows=waiting.rows,
         late_rows=waiting.late_rows,
         waiting_requests=waiting.requests,
         oldest_wait_s=_oldest_wait_s(waiting, now),
-        leases=len(state.leases.open),
-        leased_rows=state.leases.rows(),
+        leases=len(leases.open),
+        leased_rows=leases.rows(),
         drift=sum(replica.drift for replica in replicas),
         rows_by_bucket=_rows_by_bucket(waiting),
         backlog_s=waiting.seconds,
         replicas=replicas,
-        unknown_closes=state.leases.unknown_closes,
+        unknown_closes=leases.unknown_closes,
         flows=tuple(_flow(waiting.flows, flow) for flow in waiting.flows.by_key.values()),
-        controllers=requests.controllers.snapshot(state.replicas.groups.capacity, now),
+        controllers=requests.controllers.snapshot(groups.capacity, now),
         edges=waiting.edges,
         batch_targets=tuple(
             (edge, requests.groups.reference.sizes.shown(edge)[0]) for edge in waiting.edges
@@ -59,26 +68,24 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         late_rows_used=counts.late_rows_used,
         evictions=counts.evictions,
         preempted=counts.preempted,
-        budget_s=state.copies.budget.level_s,
+        budget_s=races.budget.level_s,
         utilisation=utilisation,
-        pressure=int(pressure(refused, utilisation, state.copies.settings.hedge.max_utilisation)),
+        pressure=int(pressure(refused, utilisation, races.hedge.max_utilisation)),
         idle_gap_s=counts.idle_gap_s,
         early_binding_s=counts.early_binding_s,
-        generation=_generation(requests),
-        groups=tuple(_group(group) for group in state.replicas.groups.all()),
-        longer_backlog=tuple(
-            (bound, waiting.seconds_above(bound)) for bound in state.replicas.groups.bounds
-        ),
-        stranded=_is_stranded(state),
+        generation=requests.generation_snapshot(),
+        groups=tuple(_group(group) for group in groups.all()),
+        longer_backlog=tuple((bound, waiting.seconds_above(bound)) for bound in groups.bounds),
+        stranded=_is_stranded(waiting, running),
         offered=requests.arrivals.offered.snapshot(),
     )
 
 
-def _is_stranded(state: State) -> bool:
+def _is_stranded(waiting: RequestQueue, running: ReplicaSet[Any]) -> bool:
     """Whether rows wait that no running replica may take, however free it is."""
-    waiting, groups = state.requests.waiting, state.replicas.groups
-    if not (state.replicas.running and groups.bounds):
-        return waiting.rows > 0 and not state.replicas.running
+    groups = running.groups
+    if not (running.running and groups.bounds):
+        return waiting.rows > 0 and not running.running
     edges = [edge for edge, rows in _rows_by_bucket(waiting) if rows]
     return bool(edges) and not groups.takes(max(edges))
 
@@ -96,7 +103,7 @@ def _flow(flows: Flows, flow: Flow) -> FlowSnapshot:
     )
 
 
-def _replica(replica: ReplicaState) -> ReplicaSnapshot:
+def _replica(replica: AnyReplica) -> ReplicaSnapshot:
     spec = replica.spec
     return ReplicaSnapshot(
         replica_id=spec.replica_id,
@@ -106,16 +113,11 @@ def _replica(replica: ReplicaState) -> ReplicaSnapshot:
         draining=replica.draining,
         drift=replica.drift,
         unhealthy=replica.unhealthy,
-        ejected=replica.ejected,
-        suspended=replica.suspended,
+        ejected=replica.reasons & EJECTED > 0,
+        suspended=replica.reasons & SILENT > 0,
         slowdown=replica.slowdown,
         group=replica.group.name,
     )
-
-
-def _generation(requests: RequestTable) -> GenerationSnapshot | None:
-    generations, engine = requests.generations, requests.groups.reference.engine
-    return None if generations is None or engine is None else generations.snapshot(engine)
 
 
 def _group(group: ReplicaGroup) -> GroupSnapshot:

@@ -43,7 +43,7 @@ from routers.api.requests import (
 )
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import AnyScheduler, scheduler_of
 from routers.simulation.devices import SimDevice
 from routers.simulation.running_set import (
     AnyReplica,
@@ -89,7 +89,7 @@ class World:
     detect_s: float = 0.0
     follow: Follow | None = None
     door: Door | None = None
-    core: Callable[[DispatcherSettings], Core] = Dispatcher
+    core: Callable[[DispatcherSettings], Core] = scheduler_of
     inspect: Callable[[Any], None] | None = None
     built: list[AnyReplica] | None = None
     controller: Controller | None = None
@@ -396,7 +396,7 @@ def simulate(
     devices: Iterable[SimDevice],
     *,
     detect_s: float = 0.0,
-    inspect: Callable[[Dispatcher], None] | None = None,
+    inspect: Callable[[AnyScheduler], None] | None = None,
 ) -> SimResult:
     """One gateway, every outcome kept: for tests. Otherwise as `run`."""
     recorder = SimRecorder()

@@ -59,6 +59,45 @@ class Flow:
         return self.rows + self.late_rows > 0
 
 
+class Charge:
+    """What flows are charged for a lease, until it is settled.
+
+    `rank`: see `api.actions.Dispatch`; `predicted_s`: of the lease; `charges`: each flow's part of
+    the predicted work; `paid`: what accounts were charged (`charges`, if the order settles);
+    `epoch`: of the order under which that was; `speed`: seconds of the reference group that a
+    second of the lease's replica is worth.
+    """
+
+    def __init__(
+        self,
+        rank: tuple[int, int, float],
+        predicted_s: float,
+        charges: tuple[FlowWork, ...] = (),
+        paid: tuple[FlowWork, ...] = (),
+        epoch: int = 0,
+        speed: float = 1.0,
+    ) -> None:
+        self.rank, self.predicted_s, self.speed = rank, predicted_s, speed
+        self.charges, self.paid, self.epoch = charges, paid, epoch
+
+    @property
+    def work_s(self) -> float:
+        """Predicted work, in seconds of the reference group."""
+        return self.predicted_s * self.speed
+
+    def split(self, service_s: float) -> tuple[FlowWork, ...]:
+        """The measured seconds as work (seconds of the reference group) of each flow, in the
+        proportions in which the predicted work was charged; in equal parts if nothing was
+        predicted."""
+        whole, even = self.predicted_s, self.speed / max(1, len(self.charges))
+        return tuple(
+            [
+                (priority, tenant, service_s * (seconds / whole if whole > 0.0 else even))
+                for priority, tenant, seconds in self.charges
+            ]
+        )
+
+
 class Flows:
     """All accounts, and their only writer."""
 

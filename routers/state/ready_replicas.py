@@ -12,45 +12,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf, log
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from routers.state.replica_state import Entry, ReplicaState
+from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Entry
 
-# The kinds of ready replicas that each group has: the placement says which kind a healthy one is;
-# unhealthy ones are SPARE.
-IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
 _KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _SPEED_BAND = log(1.25)  # replicas whose slowdowns differ by less than this factor take turns
-_MUCH_SLOWER = 1.5  # times its group's pace
 _SLACK = 32  # stale entries allowed before a heap is compacted
 
-
 _T = TypeVar("_T")
+R = TypeVar("R", bound=AnyReplica)
 
 
 class Placement(Protocol):
     """Which replica is asked first?"""
 
-    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         """The kind of a healthy replica (not `SPARE`), and its two keys within that kind, lowest
         first. The first key of a `DUE` replica is a time, not before `now`; once that has passed,
         the replica is placed again. The others keep their place until something about them
         changes."""
         ...
 
-    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         """Of the first replicas of all kinds, the one with the lowest score is asked. `batch_s`:
         predicted seconds of the next batch of its group."""
         ...
 
-    def answered(self, replica: ReplicaState, now: float) -> None:
+    def answered(self, replica: AnyReplica, now: float) -> None:
         """The replica has answered a lease and reported what it holds: the one event that a
         placement learns from."""
         ...
 
 
-class ReadyReplicas:
+class ReadyReplicas(Generic[R]):
     """Replicas that may take a lease now. An entry is valid while it is the one that its replica
     names."""
 
@@ -62,23 +58,23 @@ class ReadyReplicas:
         self._total = self._spare = 0
         self._pushed = 0
 
-    def __contains__(self, replica: ReplicaState) -> bool:
+    def __contains__(self, replica: AnyReplica) -> bool:
         return replica.entry is not None
 
     def count(self, *, spare: bool) -> int:
         """How many replicas are ready; `spare`: the unhealthy ones too."""
         return self._total if spare else self._total - self._spare
 
-    def others_idle(self, replica: ReplicaState) -> bool:
+    def others_idle(self, replica: AnyReplica) -> bool:
         """Whether another ready replica of its group holds nothing."""
         entry, idle = replica.entry, replica.group.index * _KINDS + IDLE
         own = entry is not None and entry[3] == idle
         return idle < len(self._counts) and self._counts[idle] > own
 
-    def place(self, replica: ReplicaState, now: float) -> None:
+    def place(self, replica: AnyReplica, now: float) -> None:
         """It may take a lease now: find its place, or its new one."""
         if replica.unhealthy:
-            kind, first, second = SPARE, float(len(replica.leases)), replica.finish_at
+            kind, first, second = SPARE, float(len(replica.leases)), replica.finishes_at()
         else:
             kind, first, second = self.placement.place(replica, now)
         kind += replica.group.index * _KINDS
@@ -97,7 +93,7 @@ class ReadyReplicas:
         self._spare += kind % _KINDS == SPARE
         self._push(entry)
 
-    def drop(self, replica: ReplicaState) -> None:
+    def drop(self, replica: AnyReplica) -> None:
         """It may take no lease now."""
         if replica.entry is not None:
             self._uncount(replica.entry)
@@ -110,7 +106,7 @@ class ReadyReplicas:
 
     def first(
         self,
-        accept: Callable[[ReplicaState], _T | None],
+        accept: Callable[[R], _T | None],
         now: float,
         *,
         spare: bool = False,
@@ -177,42 +173,13 @@ def _is_valid(entry: Entry) -> bool:
     return valid is not None and valid[2] == entry[2]
 
 
-def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
-    """Predicted seconds until the replica would have finished a typical batch that is sent to it
-    now."""
-    if replica.streams:
-        return batch_s * slowdown_of_stream(replica) * (1.0 + load_of(replica))
-    own_s = batch_s * replica.slowdown
-    if not replica.leases and replica.foreign_until <= now:
-        return own_s
-    return abs(replica.finish_at - now) + own_s
-
-
-def load_of(replica: ReplicaState) -> float:
-    """How busy it is, 0..1: of a batch replica whether it holds a batch, of a stream replica how
-    full it is."""
-    if not replica.streams:
-        return 1.0 if replica.leases else 0.0
-    capacity, most = replica.spec.capacity, replica.spec.max_leases
-    full = replica.held / capacity if capacity > 0 else 0.0
-    if most:
-        full = max(full, len(replica.leases) / most)
-    return min(1.0, full)
-
-
-def leases_in_flight(replica: ReplicaState, now: float) -> float:
+def leases_in_flight(replica: AnyReplica, now: float) -> float:
     """Leases that it holds, plus those of other gateways as of its last report until their
     predicted end."""
     foreign = replica.foreign_leases if replica.foreign_until > now else 0
     return float(len(replica.leases) + foreign)
 
 
-def slowdown_of_stream(replica: ReplicaState) -> float:
-    """How many times slower a stream replica is taken to be. A small slowdown is as likely due to
-    its prompts as to the replica, and counts as none."""
-    return replica.slowdown if replica.slowdown > _MUCH_SLOWER else 1.0
-
-
-def speed_band(replica: ReplicaState) -> float:
+def speed_band(replica: AnyReplica) -> float:
     """Its slowdown, in steps of equal factors: replicas of one band take turns."""
     return float(round(log(replica.slowdown) / _SPEED_BAND)) if replica.slowdown > 0.0 else 0.0

@@ -1,245 +1,130 @@
-"""What this gateway knows of one replica: its open leases, its predicted finish, its health.
+"""What both schedulers know of a replica, and of a lease: one batch or one stream that it holds.
 
-Seconds are on the caller's monotonic clock. Predictions assume that the leases of a batch replica
-run one after another, behind the batches that other gateways have started there, and that the
-leases of a stream replica run side by side. `Lease.starts_at` is a prediction until the replica
-reports `Opened`, or until the lease before it has closed. Drift is leases accounted for less leases
-actually held: the open leases that the replica says it has accepted, less those it says it still
-holds.
-
-The records only keep and predict; they decide nothing. Only modules of `routers/state/` assign
-their fields (tests/test_architecture.py).
+Seconds are on the caller's monotonic clock. Drift is leases accounted for less leases actually
+held: the open leases that the replica says it has accepted, less those it says it still holds. What
+a replica takes, when it may take the next lease and how busy it is differ by kind
+(`batch.lease`, `stream.lease`). The records only keep and predict; they decide nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from enum import Enum
 from math import inf
+from typing import Any, Final, Generic, TypeVar
 
-from routers.api.requests import Replica, ReplicaKind, Report
-from routers.estimates.generations import RunningGeneration
+from routers.api.requests import Replica, Report
 from routers.estimates.groups import ReplicaGroup
-from routers.state.formed_batch import FormedBatch
+from routers.state.flows import Charge
 from routers.state.rows import Row
 
 _TRANSPORT_GAIN = 0.2  # of the moving average of transport
 # Times the mean transport: how early a batch is sent where coming late would cost it its turn.
 _TRANSPORT_SPREAD = 1.5
-_SAVED_SHARE = 0.5  # of the room that a stream replica frees, kept for a row that does not fit yet
 # Of the running batch's predicted seconds: how much sooner than predicted that batch may end.
 _EARLY_SHARE = 0.2
 
+SUSPECT: Final = 1
+"""It lost a lease and has not answered since."""
+OVERDUE: Final = 2
+"""A lease of it is far beyond its prediction."""
+EJECTED: Final = 4
+"""It is slower than its peers; it gets probes only."""
+SILENT: Final = 8
+"""It has stopped answering; it gets nothing until it is heard from."""
 
-Entry = tuple[float, float, int, int, "ReplicaState"]
+# The kinds of ready replicas that each group has: the placement says which kind a healthy one is;
+# unhealthy ones are SPARE.
+IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
+
+Entry = tuple[float, float, int, int, Any]
 """(first key, second key, number of the push, kind, replica): an entry of `ready_replicas`. Within
 a kind the lowest keys come first, the earlier push among equals."""
 
-PreemptionEntry = tuple[int, int, int, "ReplicaState"]
-"""(-late, -priority, number of the push, replica): an entry of `preemptible`, by the standing of
-the lease that the replica would give up. The least urgent comes first."""
+
+L = TypeVar("L", bound="Lease[Any]")
 
 
-@dataclass(slots=True, eq=False)
-class ReplicaState:
-    """One replica as the core sees it.
+class ReplicaState(Generic[L]):
+    """One replica as a scheduler sees it."""
 
-    `unhealthy` is the value of `is_unwell` that `ReplicaSet` has counted; the fields that it is
-    made of may already be newer.
-    """
+    def __init__(self, spec: Replica, group: ReplicaGroup) -> None:
+        self.spec, self.group = spec, group
+        self.leases: dict[int, L] = {}  # open ones by id, the oldest first
+        self.held = 0.0  # capacity that they take: slots, or tokens
 
-    spec: Replica
-    group: ReplicaGroup
-    held: float = 0.0  # capacity that its open leases take: slots, or tokens
-    leases: dict[int, Lease] = field(default_factory=dict)  # open ones by id, the oldest first
+        self.draining = False  # takes no new lease
+        self.reasons = 0  # for which others are to be preferred: bits, SUSPECT and so on
+        self.unhealthy = False  # it had reasons when `ReplicaSet` last counted
+        self.heard_at = -inf  # when it last said anything
+        self.blocked_until = 0.0  # no new lease before, after a busy answer or a loss
+        # When it may next take a lease, where only time is lacking.
+        self.wake_at: float | None = None
 
-    draining: bool = False  # takes no new lease
-    suspect: bool = False  # lost a lease and has not answered since
-    overdue: bool = False  # a lease is far beyond its prediction
-    ejected: bool = False  # slower than its peers; gets probes only
-    suspended: bool = False  # silent; gets nothing until it is heard from
-    unhealthy: bool = False  # suspect, overdue, ejected or suspended
-    heard_at: float = -inf  # when it last said anything
+        self.last_used = 0  # id of the last lease that it was sent
+        self.answers = 0  # leases that it has answered
+        self.slowdown = 1.0  # its measured seconds over its group's predictions
+        self.load = 0.0  # how busy it is, 0..1, as counted in `ReplicaSet.busy`
+        self.transport_s: float | None = None  # moving average; None: nothing measured yet
+        self.drift = 0  # leases accounted for less leases held
 
-    foreign_leases: int = 0  # of other gateways, as of its last report
-    blocked_until: float = 0.0  # no new lease before, after a busy answer or a loss
-    foreign_until: float = 0.0  # predicted end of what other gateways have started there
-    shared: bool = False  # other gateways hold leases there, or have work waiting for it
-    wake_at: float | None = None  # when it may next take a lease, where only time is lacking
-    finish_at: float = 0.0  # predicted end of its last lease; 0.0 for a stream replica
-    last_used: int = 0  # id of the last lease that it was sent
-    last_edge: int = 0  # bucket of that lease; 0: none yet
-    answers: int = 0  # leases that it has answered
+        self.foreign_leases = 0  # of other gateways, as of its last report
+        self.foreign_until = 0.0  # predicted end of what other gateways have started there
+        self.shared = False  # other gateways hold leases there, or have work waiting for it
+        self.entry: Entry | None = None  # its place among the ready replicas
 
-    slowdown: float = 1.0  # its measured seconds over its group's predictions
-    load: float = 0.0  # how busy it is, 0..1, as counted in `ReplicaSet.busy`
-    busy_until: float = 0.0  # the predicted finish that its group was last told
-    transport_s: float | None = None  # moving average; None: nothing measured yet
-    drift: int = 0  # leases accounted for less leases held
-    answered_at: float = -inf  # when its last answer came
-    idle_from: float = 0.0  # when the batch of that answer had left the device
+    # -- what differs by kind
 
-    entry: Entry | None = None  # its place among the ready replicas
-    preemption_entry: PreemptionEntry | None = None  # its place among those that would give up work
-    streams: bool = field(init=False)
-    isolated_leases: int = 0  # open leases of rows that travel alone
-
-    # Of a stream replica:
-    reading: float = 0.0  # prompt tokens that it has yet to read
-    reading_long: float = 0.0  # of those, tokens of long prompts
-    read_at: float = -inf  # when it last finished reading a prompt
-    saved: float = 0.0  # room that is kept free for the row `saves_for`, tokens
-    saves_for: Row | None = None
-
-    def __post_init__(self) -> None:
-        self.list_as(self.spec)
-
-    def list_as(self, spec: Replica) -> None:
-        """It is listed among the running replicas, with this capacity."""
-        self.spec, self.draining = spec, False
-        self.streams = spec.kind is ReplicaKind.STREAM
-
-    @property
-    def is_unwell(self) -> bool:
-        """Whether other replicas are to be preferred to this one, as its fields say now."""
-        return self.suspect or self.overdue or self.ejected or self.suspended
-
+    @abstractmethod
     def has_room(self) -> bool:
-        """Whether one more lease could fit. An empty stream replica takes any one row; a batch
-        replica that holds a row that travels alone takes nothing beside it."""
-        capacity = self.spec.capacity
-        if self.streams:
-            most = self.spec.max_leases
-            if most and len(self.leases) >= most:
-                return False
-            return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self.isolated_leases
+        """Whether one more lease could fit."""
 
-    # -- its leases
+    @abstractmethod
+    def may_probe(self) -> bool:
+        """Whether a probe may be sent now, as far as what it holds is concerned."""
 
-    def took(self, lease: Lease) -> None:
-        """Record that it was sent the lease; a batch replica runs it behind those that it holds."""
-        self.leases[lease.lease_id] = lease
-        self.held += lease.share
-        self.isolated_leases += lease.isolated
-        self.last_used = lease.lease_id
-        self.last_edge = lease.batch.edge
-        self.finish_at = 0.0 if self.streams else lease.starts_at + lease.predicted_s
+    @abstractmethod
+    def due_at(self) -> float | None:
+        """When its next lease is due; None while that is no matter of time."""
 
-    def gave_back(self, lease: Lease, now: float) -> None:
-        """Record that the lease has closed. If that lease was running, the one staged behind it is
-        taken to start now."""
-        was_head = self.head() is lease
-        del self.leases[lease.lease_id]
-        self.held -= lease.share
-        if self.saves_for is not None:
-            self._save_from(lease.share)
-        self.isolated_leases -= lease.isolated
-        if was_head:
-            head = self.head()
-            if head is not None and not head.opened:
-                head.starts_at = max(now, self.foreign_until)
+    @abstractmethod
+    def busy_share(self) -> float:
+        """How busy it is, 0..1."""
 
-    def resize(self, lease: Lease, share: float) -> None:
-        """The lease takes `share` of the capacity from now on."""
-        more = share - lease.share
-        self.held += more
-        if more < 0.0 and self.saves_for is not None:
-            self._save_from(-more)
-        lease.share = share
+    @abstractmethod
+    def place_by_finish(self, now: float) -> tuple[int, float, float]:
+        """Its kind among the ready replicas, and two keys, by when it finishes its work."""
 
-    def give_up(self, lease: Lease) -> None:
-        """The replica is to return this staged lease, its last one: its predicted finish falls to
-        where the lease would have started."""
-        self.finish_at = lease.starts_at
+    @abstractmethod
+    def finish_in_s(self, now: float, next_s: float) -> float:
+        """Predicted seconds until it would have finished a typical lease of its group, of `next_s`
+        seconds, that is sent to it now."""
 
-    def reads(self, running: RunningGeneration) -> None:
-        """Record that it was sent this prompt and has yet to read it."""
-        self.reading += running.reads
-        self.reading_long += running.reads if running.is_long else 0.0
+    def finishes_at(self) -> float:
+        """When its work is predicted to be finished; 0.0: that is not predicted."""
+        return 0.0
 
-    def has_read(self, running: RunningGeneration, now: float) -> None:
-        """Record that the prompt has been read, or will not be read any more."""
-        self.read_at = now
-        self.reading -= running.reads
-        self.reading_long -= running.reads if running.is_long else 0.0
-        running.reads = 0.0
+    def remains(self) -> bool:
+        """Whether it goes on serving whatever becomes of the rows that are tried elsewhere."""
+        return not (self.draining or self.unhealthy)
 
-    # -- how it does
+    @abstractmethod
+    def gave_back(self, lease: L, now: float) -> None:
+        """Record that the lease has closed."""
 
-    def heard(self, now: float) -> bool:
-        """Record that it has said something. Returns whether it had been suspended as silent."""
-        was_silent = self.suspended
-        self.heard_at, self.suspended = now, False
-        return was_silent
+    # -- what both have
 
-    def suspend(self) -> None:
-        """It is silent: give it nothing until it is heard from."""
-        self.suspended = True
+    def set_reason(self, reason: int, holds: bool) -> None:
+        """The reason holds from now on, or no longer does. To be followed by `refresh`."""
+        self.reasons = self.reasons | reason if holds else self.reasons & ~reason
 
-    def resume(self) -> None:
-        """Suspend it no longer, because nothing is left that it could be heard of with."""
-        self.suspended = False
-
-    def clear_overdue(self) -> None:
-        """A stream of it goes on, so the replica works: none of its leases is overdue."""
-        if self.overdue:
-            self.overdue = False
-            for lease in self.leases.values():
-                lease.overdue = False
-
-    def runs_at(self, slowdown: float) -> None:
-        """Set its measured seconds over its group's predictions."""
-        self.slowdown = slowdown
-
-    def answered(self, now: float, ended: float) -> None:
-        """Record when the answer to a batch came, and when that batch had left the device
-        (`ended`)."""
-        self.answered_at, self.idle_from = now, ended
-
-    # -- room that is kept for one row
-
-    def save(self, row: Row) -> None:
-        """Keep room for this row out of what will be freed, unless room is kept for another one
-        already."""
-        if self.saving() is None:
-            self.saves_for, self.saved = row, 0.0
-
-    def saving(self) -> Row | None:
-        """The row that room is kept for; None once that row no longer waits, and the room is free
-        again."""
-        row = self.saves_for
-        if row is not None and row.bucket is None:
-            self.saves_for = row = None
-            self.saved = 0.0
-        return row
-
-    def _save_from(self, room: float) -> None:
-        """Keep a share of the room that a lease has just freed, up to what the row needs."""
-        row = self.saving()
-        if row is not None and row.tracked.plan is not None:
-            self.saved = min(row.tracked.plan.room, self.saved + _SAVED_SHARE * room)
-
-    def head(self) -> Lease | None:
+    def head(self) -> L | None:
         """The oldest lease: on a batch replica the one that is believed to run."""
         return next(iter(self.leases.values()), None)
 
-    def predict_finish(self, now: float) -> None:
-        """Predict anew when its open leases will have finished, one after another. A lease that was
-        recalled before it opened is taken not to run."""
-        if self.streams:
-            return
-        finish = self.foreign_until if self.foreign_until > now else 0.0
-        for position, lease in enumerate(self.leases.values()):
-            if lease.recalled and not lease.opened:
-                continue
-            if position and not lease.opened:
-                lease.starts_at = max(now, finish)
-            finish = max(finish, lease.starts_at + lease.predicted_s)
-        self.finish_at = finish
-
     def lead_s(self, running_s: float) -> float:
-        """How many seconds before the predicted end of the running batch (`running_s` in all) the
-        next batch is sent: the measured transport.
+        """How many seconds before the predicted end of the running lease (`running_s` in all) the
+        next one is sent: the measured transport.
 
         Where other gateways stage batches too, a batch that comes late has lost its turn, while one
         that comes early costs little. There the lead also covers the errors of transport and
@@ -275,119 +160,86 @@ class ReplicaState:
         return len(self.leases) - newer
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """One batch or one streamed request that a replica holds. `LeaseTable` opens and closes leases.
+class Origin(Enum):
+    """Why a lease was sent."""
+
+    FIRST = "first"  # for rows that waited
+    HEDGE = "hedge"  # a copy, because the lease that it copies is slow
+    TIE = "tie"  # a copy, because the lease that it copies waits behind another one
+    PROBE = "probe"  # a copy that shows how its replica does; always runs to its end
+    ADOPTED = "adopted"  # was a probe, until the lease that it copies was lost
+
+
+R = TypeVar("R", bound=ReplicaState[Any])
+
+
+class Lease(Generic[R]):
+    """What a replica holds for some rows. `leases.LeaseTable` opens and closes leases.
 
     Two leases *race* while they hold the same rows on two replicas; one of them is the *copy*.
     """
 
-    lease_id: int
-    replica: ReplicaState
-    batch: FormedBatch
-    share: float  # of its replica's capacity: 1.0 slot, or tokens
-    predicted_s: float
-    sent_at: float
-    starts_at: float  # predicted until `opened`
-    since: float  # when its rows were first sent, by this lease or by the one it copies
-    live: int  # members that still wait for it
+    def __init__(self, lease_id: int, replica: R, rows: list[Row], now: float) -> None:
+        self.lease_id, self.replica, self.rows = lease_id, replica, rows
+        self.live = len(rows)  # members that still wait for it
+        self.sent_at = self.starts_at = now
+        self.first_sent_at = now  # when its rows were sent, by this lease or the one it copies
+        # What flows were charged for it, to be settled when it ends; None: it owes nothing.
+        self.unsettled_charge: Charge | None = None
+        self.opened = False  # the replica has said that it started
+        self.begun = False  # a part of its answer has come, before it was whole
 
-    unsettled_charge: FormedBatch | None = (
-        None  # the batch whose charges are settled when this lease ends
-    )
-    opened: bool = False  # the replica has said that it started
+        self.origin = Origin.FIRST
+        self.copy_of: Lease[R] | None = None  # the lease whose rows this one repeats, in a race
+        self.copy: Lease[R] | None = None  # the reverse
+        self.tied = False  # the first of the two to start cancels the other
+        self.paid_s = 0.0  # what the retry budget paid for the race
 
-    copy_of: Lease | None = None  # the lease whose rows this one repeats, while they race
-    copy: Lease | None = None  # the reverse
-    repeats: bool = False  # was sent as a copy; stays true after the race
-    hedge: bool = False  # a copy that was sent after a delay
-    tied: bool = False  # the first of the two to start cancels the other
-    probe: bool = False  # a copy that shows how its replica does; always runs to its end
-    paid_s: float = 0.0  # what the retry budget paid for the race
-    staged: bool = False  # sent while the replica held another lease
-    isolated: bool = False  # of a row that travels alone (`Row.isolated`)
+        self.hedge_due = False  # should be raced, or is
+        self.overdue = False  # far beyond its prediction
+        self.recalled = False  # the scheduler has asked for its rows back
+        self.aborted = False  # its replica was told to drop it
 
-    hedge_due: bool = False  # should be raced, or is
-    overdue: bool = False  # far beyond its prediction
-    non_preemptible: bool = False  # not given up for more urgent work
-    recalled: bool = False  # the dispatcher has asked for its rows back
-    aborted: bool = False  # its replica was told to drop it
+    @property
+    def other(self) -> Lease[R] | None:
+        """The lease that races it."""
+        return self.copy or self.copy_of
 
-    running: RunningGeneration | None = None  # of a lease that generates
-    begun: bool = False  # a part of its answer has come
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was sent as a copy; stays true after the race."""
+        return self.origin is not Origin.FIRST
 
-    def begin(self, now: float) -> None:
-        """Record that its replica has started on it."""
-        self.opened, self.starts_at = True, now
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether its replica may have started on it."""
+        return self.opened
+
+    @property
+    def is_probe(self) -> bool:
+        return self.origin is Origin.PROBE
 
     def lead(self) -> None:
-        """The batch before it has left the device. This lease was late because it waited, not
-        because it was slow: it is neither overdue nor, unless it races already, due to be
-        hedged."""
+        """The lease before it has ended. This lease was late because it waited, not because it was
+        slow: it is neither overdue nor, unless it races already, due to be hedged."""
         self.overdue = False
-        if self.copy is None and self.copy_of is None:
+        if self.other is None:
             self.hedge_due = False
 
-    def mark_hedge_due(self) -> None:
-        """Mark it as due to be raced."""
-        self.hedge_due = True
-
     def call_overdue(self) -> None:
-        """Mark it, and its replica, as overdue."""
-        self.overdue = self.replica.overdue = True
+        """Mark it, and its replica, as overdue. To be followed by `refresh`."""
+        self.overdue = True
+        self.replica.set_reason(OVERDUE, True)
 
-    def clear_hedge_due(self) -> None:
-        """Allow another copy: the lease that it raced never ran."""
-        self.hedge_due = False
-
-    def recall(self) -> None:
-        """Record that the dispatcher has asked for its rows back."""
-        self.recalled = True
-
-    def stop_probing(self) -> None:
-        """The lease that this probe raced was lost, so that callers wait for the probe now."""
-        self.probe = False
-
-    # -- of one that generates
-
-    def generate(self, running: RunningGeneration) -> None:
-        """It generates: its replica has its prompt to read."""
-        self.running = running
-        self.replica.reads(running)
-
-    def has_read(self, now: float) -> None:
-        """Record that its prompt has been read, or will not be read any more."""
-        if self.running is not None and self.running.reads:
-            self.replica.has_read(self.running, now)
-
-    def show(self) -> bool:
-        """Record that a part of its answer has come. Returns whether it was the first part."""
-        is_first = not self.begun
-        self.begun = True
-        self.replica.clear_overdue()
-        return is_first
-
-    # -- what is owed
-
-    def take_unsettled(self) -> FormedBatch | None:
-        """The batch to settle, handed to the caller, who settles it; the lease owes nothing from
+    def take_unsettled(self) -> Charge | None:
+        """The charge to settle, handed to the caller, who settles it; the lease owes nothing from
         now on."""
-        batch, self.unsettled_charge = self.unsettled_charge, None
-        return batch
-
-    def owe(self, served_s: float) -> None:
-        """The flow of this stream has paid for `served_s` in all so far; what is owed at the end is
-        settled against that."""
-        if self.unsettled_charge is not None:
-            ((priority, tenant, _),) = self.unsettled_charge.charges
-            charges = ((priority, tenant, served_s),)
-            self.unsettled_charge = replace(
-                self.unsettled_charge, predicted_s=served_s, charges=charges, paid=charges
-            )
+        charge, self.unsettled_charge = self.unsettled_charge, None
+        return charge
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order in which they were sent."""
-        return [row for row in self.batch.rows if row.lease is self or row.copy is self]
+        return [row for row in self.rows if row.lease is self or row.copy is self]
 
     @property
     def replica_id(self) -> str:
@@ -395,5 +247,9 @@ class Lease:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether its replica is."""
-        return self.replica.suspended
+        """Whether its replica is silent."""
+        return self.replica.reasons & SILENT > 0
+
+
+AnyReplica = ReplicaState[Any]
+AnyLease = Lease[Any]

@@ -1,11 +1,8 @@
 """The replicas that run, and when each may take its next lease.
 
-A replica is *ready* when it has room and its next lease is due. A replica that runs nothing, or
-that streams, is due at once. One that runs a batch is due at its predicted finish less the measured
-transport (*just in time*), so that the staged batch binds its rows as late as it can without
-leaving the device idle; while no transport has been measured there, it is due at once. Behind a
-lease that is far overdue nothing is staged while a healthy replica runs: a batch staged there would
-wait for the straggler.
+A replica is *ready* when it has room and its next lease is due, as its kind says
+(`ReplicaState.due_at`). Behind a lease that is far overdue nothing is sent while a healthy replica
+runs: it would wait for the straggler.
 
 Which of the ready replicas is used is the placement's question (`ready_replicas.Placement`). Times
 are seconds on the caller's monotonic clock.
@@ -13,50 +10,82 @@ are seconds on the caller's monotonic clock.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import ClassVar, Generic, TypeVar
 
-from routers.api.requests import Replica
-from routers.estimates.groups import ANY_LENGTH, LengthRange, ReplicaGroups
-from routers.state.formed_batch import ReplicaCapacity
-from routers.state.preemptible import PreemptibleReplicas
-from routers.state.ready_replicas import Placement, ReadyReplicas, load_of
-from routers.state.replica_state import ReplicaState
+from routers.api.errors import BadSettings
+from routers.api.requests import Replica, ReplicaKind
+from routers.estimates.groups import ANY_LENGTH, LengthRange, ReplicaGroup, ReplicaGroups
+from routers.state.ready_replicas import Placement, ReadyReplicas
+from routers.state.replica_state import EJECTED, OVERDUE, SILENT, SUSPECT, AnyReplica
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time must not cause a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
 _SLACK = 32  # stale timers allowed before the heap is compacted
+_SESSIONS = 10_000  # remembered
+# How much later than on the best replica a batch may finish for the preference's sake, of its
+# predicted seconds: near ties only.
+_GIVES_WAY = 0.1
 
 
-class ReplicaSet:
-    """All replicas that run, or drain with leases open."""
+R = TypeVar("R", bound=AnyReplica)
+
+
+class ReplicaSet(Generic[R]):
+    """All replicas of one kind that run, or drain with leases open."""
+
+    kind: ClassVar[ReplicaKind]
 
     def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
         self.groups = groups
-        self.by_id: dict[str, ReplicaState] = {}
-        self.ready = ReadyReplicas(placement)
-        self.preemptible = PreemptibleReplicas()
+        self.by_id: dict[str, R] = {}
+        self.ready: ReadyReplicas[R] = ReadyReplicas(placement)
         self.running = 0  # not draining
         self.healthy = 0  # running and not unhealthy
         self.ejected = 0  # draining or not
         self.busy = 0.0  # sum of the running ones' loads
         self.largest = 0.0  # capacity of the largest that runs
-        self.timers: list[tuple[float, int, ReplicaState]] = []  # heap, by `wake_at`
+        self.timers: list[tuple[float, int, R]] = []  # heap, by `wake_at`
         self._pushed = 0
 
-    def update(self, replicas: Iterable[Replica], now: float) -> list[ReplicaState]:
-        """Take over the whole running set. Returns the replicas that have gone for good."""
+    # -- what differs by kind
+
+    @abstractmethod
+    def make(self, spec: Replica, group: ReplicaGroup) -> R:
+        """The record of a replica that is listed for the first time."""
+
+    def follow(self, replica: R) -> None:
+        """Something about the replica has changed."""
+
+    # -- what both have
+
+    def check_kind(self, replicas: Iterable[Replica]) -> None:
+        """Raises `BadSettings` for a replica of the other kind."""
+        for spec in replicas:
+            if spec.kind is not self.kind:
+                raise BadSettings(
+                    f"replica {spec.replica_id} must be of kind {self.kind.value}, "
+                    f"as all of its model, got {spec.kind.value}"
+                )
+
+    def update(self, replicas: Iterable[Replica], now: float) -> list[R]:
+        """Take over the whole running set, whose kind was checked. Returns the replicas that have
+        gone for good."""
         listed = {spec.replica_id: spec for spec in replicas}
         for replica_id, spec in listed.items():
             replica = self.by_id.get(replica_id)
             if replica is None:
-                replica = self.by_id[replica_id] = ReplicaState(spec, self.groups.of(spec.group))
+                replica = self.make(spec, self.groups.of(spec.group))
+                self.by_id[replica_id] = replica
             if replica.draining:
-                replica.suspended = False  # it was heard on a new connection
-            replica.list_as(spec)
-            if replica.suspect:
+                replica.set_reason(SILENT, False)  # it was heard on a new connection
+            replica.spec, replica.draining = spec, False
+            if replica.reasons & SUSPECT:
                 self._unblock(replica)
         for replica_id, replica in self.by_id.items():
             replica.draining = replica_id not in listed
@@ -65,18 +94,18 @@ class ReplicaSet:
             self._drop(self.by_id.pop(replica.spec.replica_id))
         for length in (0, *self.groups.bounds):  # by who can take longer rows
             able = [each for each in self.by_id.values() if each.group.longest > length]
-            if all(each.suspended for each in able if not each.draining):
+            if all(each.reasons & SILENT for each in able if not each.draining):
                 for replica in able:
-                    replica.suspended = False  # no other replica is left to do its work
+                    replica.set_reason(SILENT, False)  # no other replica is left to do its work
         for replica in self.by_id.values():
-            replica.unhealthy = replica.is_unwell
+            replica.unhealthy = replica.reasons > 0
         self.running = len(listed)
         self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
         self.healthy = sum(not (each.draining or each.unhealthy) for each in self.by_id.values())
         self.busy = 0.0
         self._count_groups()
         for replica in self.by_id.values():
-            replica.load = replica.busy_until = 0.0
+            replica.load = 0.0
         for replica in self.by_id.values():
             self.refresh(replica, now)
         return gone
@@ -96,24 +125,20 @@ class ReplicaSet:
             replica.group.healthy += not (replica.draining or replica.unhealthy)
         self.groups.count()
 
-    def refresh(self, replica: ReplicaState, now: float) -> None:
+    def refresh(self, replica: R, now: float) -> None:
         """Find the replica's place again. To be called after anything about it has changed."""
-        unhealthy = replica.is_unwell
+        unhealthy = replica.reasons > 0
         if unhealthy != replica.unhealthy:
             replica.unhealthy = unhealthy
             if not replica.draining:
                 self.healthy += -1 if unhealthy else 1
                 replica.group.healthy += -1 if unhealthy else 1
-        load = 0.0 if replica.draining else load_of(replica)
+        load = 0.0 if replica.draining else replica.busy_share()
         if load != replica.load:
             self.busy += load - replica.load
             replica.load = load
-        if len(self.groups.by_name) > 1:
-            until = 0.0 if unhealthy or replica.draining else replica.finish_at
-            replica.group.busy_until(replica.busy_until, until)
-            replica.busy_until = until
-        self.preemptible.place(replica)
-        due_at = self._due_at(replica)
+        self.follow(replica)
+        due_at = None if replica.draining or replica.reasons & SILENT else replica.due_at()
         if due_at is None or due_at > now:
             self.ready.drop(replica)
         else:
@@ -165,31 +190,31 @@ class ReplicaSet:
         runs in their place."""
         return self.ready.count(spare=self.spares_above is not None) > 0
 
-    def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
+    def block(self, replica: R, until: float, *, suspect: bool = False) -> None:
         """Give it no lease before `until`."""
         replica.blocked_until = max(replica.blocked_until, until)
-        replica.suspect = replica.suspect or suspect
+        if suspect:
+            replica.set_reason(SUSPECT, True)
 
-    def eject(self, replica: ReplicaState) -> None:
+    def eject(self, replica: AnyReplica) -> None:
         """Give it probes only. To be followed by `refresh`."""
-        replica.ejected = True
+        replica.set_reason(EJECTED, True)
         self.ejected += 1
 
-    def readmit(self, replica: ReplicaState) -> None:
+    def readmit(self, replica: AnyReplica) -> None:
         """Use it like the others again. To be followed by `refresh`."""
-        replica.ejected = False
+        replica.set_reason(EJECTED, False)
         self.ejected -= 1
 
-    def closed(self, replica: ReplicaState, now: float, *, alive: bool) -> bool:
+    def closed(self, replica: R, now: float, *, alive: bool) -> bool:
         """A lease of the replica has closed. `alive`: it closed by an answer, so whatever blocked
         the replica is over. Returns True when the replica was draining and this was its last lease:
         it has gone."""
         if alive:
             self._unblock(replica)
             self.ready.placement.answered(replica, now)
-        if replica.overdue:
-            replica.overdue = any(lease.overdue for lease in replica.leases.values())
-        replica.predict_finish(now)
+        if replica.reasons & OVERDUE:
+            replica.set_reason(OVERDUE, any(lease.overdue for lease in replica.leases.values()))
         if self._is_over(replica):
             del self.by_id[replica.spec.replica_id]
             self._drop(replica)
@@ -197,32 +222,9 @@ class ReplicaSet:
         self.refresh(replica, now)
         return False
 
-    def capacity_of(self, replica: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
-        """What the replica can take now, as batching policies are told it. `trusted`: costs are
-        known even for replicas that have not answered yet."""
-        spec, saves_for = replica.spec, replica.saves_for
-        saves_for = replica.saving() if saves_for is not None else None
-        return ReplicaCapacity(
-            spec.replica_id,
-            replica.group,
-            streams=replica.streams,
-            room=spec.capacity - replica.held - replica.saved,
-            idle=not replica.leases,
-            trusted=trusted or replica.answers > 0,
-            last_edge=replica.last_edge,
-            lengths=self._lengths_of(replica),
-            longest_beside=self._longest_beside(replica) if self.running > 1 else 0,
-            starts_in_s=max(0.0, replica.finish_at - now),
-            others_idle=self.ready.others_idle(replica),
-            groups=self.groups if len(self.groups.by_name) > 1 else None,
-            whole=spec.capacity,
-            saved=replica.saved,
-            saves_for=saves_for,
-            reading_long=replica.reading_long,
-        )
-
-    def _lengths_of(self, replica: ReplicaState) -> LengthRange | None:
-        """Of an unhealthy one those that no healthy one takes."""
+    def lengths_of(self, replica: R) -> LengthRange | None:
+        """The lengths of rows that it may take; None: all. Of an unhealthy one those that no
+        healthy one takes."""
         lengths = replica.group.lengths
         above = self.spares_above if replica.unhealthy and self.groups.bounds else None
         if above is None:
@@ -230,38 +232,58 @@ class ReplicaSet:
         lengths = lengths or LengthRange()
         return replace(lengths, above=max(above, lengths.above))
 
-    def _longest_beside(self, replica: ReplicaState) -> int:
+    def longest_beside(self, replica: R) -> int:
+        """The longest row that another running replica takes; 0: none runs."""
+        if self.running <= 1:
+            return 0
         if not self.groups.bounds:
             return ANY_LENGTH
         return self.groups.longest_beside(replica.group, well=not replica.unhealthy)
 
-    def _due_at(self, replica: ReplicaState) -> float | None:
-        """When its next lease is due; None while that is no matter of time."""
-        if replica.draining or replica.suspended or not replica.has_room():
-            return None
-        if (
-            replica.streams
-            and replica.leases
-            and len(replica.leases) + 1 > replica.group.max_streams
-        ):
-            return None
-        if replica.streams or replica.transport_s is None:
-            return replica.blocked_until
-        head = replica.head()
-        running_s = head.predicted_s if head is not None else replica.group.batch_s
-        return max(replica.finish_at - replica.lead_s(running_s), replica.blocked_until)
-
-    def _drop(self, replica: ReplicaState) -> None:
+    def _drop(self, replica: R) -> None:
         replica.wake_at = None
-        self.ejected -= replica.ejected
-        self.preemptible.place(replica)
+        self.ejected -= replica.reasons & EJECTED > 0
+        self.follow(replica)
         self.ready.drop(replica)
 
     @staticmethod
-    def _is_over(replica: ReplicaState) -> bool:
+    def _is_over(replica: R) -> bool:
         """Whether it is drained."""
         return replica.draining and not replica.leases
 
     @staticmethod
-    def _unblock(replica: ReplicaState) -> None:
-        replica.blocked_until, replica.suspect = 0.0, False
+    def _unblock(replica: R) -> None:
+        replica.blocked_until = 0.0
+        replica.set_reason(SUSPECT, False)
+
+
+class Affinity:
+    """Which replica served each session last, whose cache may still hold the session's prompts.
+    Keeps at most `most` sessions; those used least recently go."""
+
+    def __init__(self, most: int = _SESSIONS) -> None:
+        self._most = most
+        self._last: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def preferred(self, session: str) -> str | None:
+        """Id of the replica that served the session last; None where none is known."""
+        return self._last.get(session) if session else None
+
+    def served(self, sessions: Iterable[str], replica_id: str) -> None:
+        """This replica has served these sessions."""
+        last = self._last
+        for session in sessions:
+            if session:
+                last[session] = replica_id
+                last.move_to_end(session)
+        while len(last) > self._most:
+            last.popitem(last=False)
+
+    @staticmethod
+    def gives_way(later_s: float, predicted_s: float) -> bool:
+        """Whether finishing `later_s` after the best replica is too much to pay for the
+        preference."""
+        return later_s > predicted_s * _GIVES_WAY

@@ -11,7 +11,6 @@ from math import inf
 from typing import Protocol
 
 from routers.api.requests import Request
-from routers.estimates.generations import GenerationPlan
 from routers.state.flows import Flow
 
 
@@ -26,8 +25,10 @@ class LeaseHandle(Protocol):
 
     lease_id: int
     live: int
-    probe: bool
     aborted: bool
+
+    @property
+    def is_probe(self) -> bool: ...
 
     @property
     def replica_id(self) -> str: ...
@@ -73,23 +74,10 @@ class Row:
         that has yet to run."""
         return self.isolated and (self.losses > 0 or self.failed)
 
-    def lost(self) -> None:
-        """Its lease brought no answer."""
-        self.losses += 1
-
-    def fail(self, avoid: str) -> None:
-        """The model failed on it at the replica `avoid`; it runs once more, alone."""
-        self.failed = True
-        self.go_alone(avoid)
-
     def go_alone(self, avoid: str = "") -> None:
         """It travels in a batch of its own and, while other replicas run, not to the replica
         `avoid` ("": to any)."""
         self.isolated, self.avoid = True, avoid
-
-    def hold(self, until: float) -> None:
-        """Until then, do not try it on a replica whose loss would leave no well replica."""
-        self.held_until = until
 
     def move(self, avoid: str) -> None:
         """It is moved away from the silent replica `avoid`, on which it may still be running."""
@@ -99,10 +87,6 @@ class Row:
     def show(self) -> None:
         """A piece of its answer has come, which a caller that streams gets at once."""
         self.shown = self.tracked.request.streams
-
-    def stop(self) -> None:
-        """It was taken back for more urgent work, which may happen once."""
-        self.stopped = True
 
 
 @dataclass(slots=True, eq=False)
@@ -122,38 +106,6 @@ class TrackedRequest:
     # late, or while no replica ran.
     forecast_s: float | None = None
     rows: tuple[Row, ...] = ()  # () until it may wait
-    plan: GenerationPlan | None = None  # of a request that generates
+    # Of its first row's bucket, as forecasts tell lengths apart; 0: they do not.
+    forecast_edge: int = 0
     work_s: float = 0.0  # offered work, as `routers.state.offered` prices it
-
-    def price(self, work_s: float) -> None:
-        """Its offered work is known."""
-        self.work_s = work_s
-
-    def admit(self, rows: tuple[Row, ...]) -> None:
-        """It may wait, with these rows."""
-        self.rows = rows
-
-    def expect_wait(self, forecast_s: float) -> None:
-        self.forecast_s = forecast_s
-
-    def end_forecast(self) -> None:
-        """The forecast has proved true or false."""
-        self.forecast_s = None
-
-    def set_late(self, late: bool) -> None:
-        """Only while none of its rows is queued."""
-        self.late = late
-
-    def count_queued(self, change: int) -> None:
-        self.queued += change
-
-    def row_answered(self) -> None:
-        self.open -= 1
-
-    def leave(self) -> None:
-        """None of its rows waits or runs for it any more."""
-        self.open = 0
-
-    def drop_rows(self) -> None:
-        """Else rows and request refer to each other until the garbage collector runs."""
-        self.rows = ()

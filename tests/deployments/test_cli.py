@@ -51,7 +51,7 @@ def test_the_version_says_how_the_core_was_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, core: str
 ) -> None:
     (tmp_path / f"dispatcher{suffix}").touch()
-    monkeypatch.delitem(sys.modules, "routers.shared.dispatcher", raising=False)
+    monkeypatch.delitem(sys.modules, "routers.batch.scheduler", raising=False)
     monkeypatch.setattr(routers.shared, "__path__", [str(tmp_path)])
     done = run("--version")
     assert (done.exit_code, done.stdout.endswith(f", core {core}\n")) == (0, True)

@@ -21,7 +21,8 @@ from routers.api import events
 from routers.api.actions import Action
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import AnyScheduler, scheduler_of
+from routers.shared.scheduler import Scheduler
 from tests.oracles.simulations import SCENARIOS
 
 HERE = Path(__file__).parent
@@ -77,7 +78,7 @@ def difference(path: Path, look_every: int = 0) -> str:
     """The first action of a log that is another one now, "" for none. `look_every`: events after
     which a snapshot is taken, as whoever reads metrics does; 0: never."""
     lines = lzma.decompress(path.read_bytes()).decode().splitlines()
-    core = Dispatcher(msgspec.convert(json.loads(lines[0]), DispatcherSettings))
+    core = scheduler_of(msgspec.convert(json.loads(lines[0]), DispatcherSettings))
     for number, line in enumerate(lines[1:], 2):
         event, now, actions = json.loads(line)
         if look_every and number % look_every == 0:
@@ -90,27 +91,25 @@ def difference(path: Path, look_every: int = 0) -> str:
 
 @contextmanager
 def _watched() -> Iterator[list[list[str]]]:
-    """Every dispatcher made inside writes a log."""
+    """Every scheduler that is used inside writes a log."""
     logs: list[list[str]] = []
-    of: dict[int, list[str]] = {}
-    init, step = Dispatcher.__init__, Dispatcher.step
+    of: dict[AnyScheduler, list[str]] = {}
+    step = Scheduler.step
 
-    def started(self: Dispatcher, settings: DispatcherSettings) -> None:
-        init(self, settings)
-        of[id(self)] = [json.dumps(msgspec.to_builtins(settings))]
-        logs.append(of[id(self)])
-
-    def stepped(self: Dispatcher, event: Event, now: float) -> list[Action]:
+    def stepped(self: AnyScheduler, event: Event, now: float) -> list[Action]:
+        if self not in of:
+            of[self] = [json.dumps(msgspec.to_builtins(self._requests.settings))]
+            logs.append(of[self])
         told = _tagged(event)
         actions = step(self, event, now)
-        of[id(self)].append(json.dumps([told, now, [_tagged(action) for action in actions]]))
+        of[self].append(json.dumps([told, now, [_tagged(action) for action in actions]]))
         return actions
 
-    Dispatcher.__init__, Dispatcher.step = started, stepped  # type: ignore[method-assign]
+    Scheduler.step = stepped  # type: ignore[method-assign, assignment]
     try:
         yield logs
     finally:
-        Dispatcher.__init__, Dispatcher.step = init, step  # type: ignore[method-assign]
+        Scheduler.step = step  # type: ignore[method-assign]
 
 
 def _tagged(told: Event | Action) -> list[Any]:

@@ -12,7 +12,8 @@ from routers.api.actions import Action, Dispatch, WakeAt
 from routers.api.events import Arrive, Cancel, Closed, Event, Opened, Progress, Replicas, Tick
 from routers.api.requests import Generation, LeaseEnd, Replica, ReplicaKind, Report, Request, Tokens
 from routers.api.settings import DispatcherSettings
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import AnyScheduler, scheduler_of
+from routers.stream.scheduler import StreamScheduler
 from tests.routers.invariants import check
 
 
@@ -20,7 +21,7 @@ from tests.routers.invariants import check
 class Driver:
     """Time stands until a step says otherwise. `timer` is what the one timer is set to."""
 
-    dispatcher: Dispatcher
+    dispatcher: AnyScheduler
     now: float = 0.0
     timer: float | None = None
     open: dict[int, Dispatch] = field(default_factory=dict)
@@ -53,6 +54,8 @@ class Driver:
     ) -> list[Action]:
         """`more`: further fields of the request (`retryable`, `suspect` …)."""
         now = self.now if at is None else at
+        if isinstance(self.dispatcher, StreamScheduler):
+            more.setdefault("generation", Generation(0))
         request = Request(request_id, lengths or (10,), now, now + slo_s, now + timeout_s, **more)
         return self.step(Arrive(request), at)
 
@@ -126,7 +129,7 @@ def start() -> Iterator[Callable[..., Driver]]:
     def make(**settings: Any) -> Driver:
         settings.setdefault("bucket_edges", (32, 128, 512))
         settings.setdefault("profile", ((1, 1, 0.0),))
-        drivers.append(Driver(Dispatcher(DispatcherSettings(**settings))))
+        drivers.append(Driver(scheduler_of(DispatcherSettings(**settings))))
         return drivers[-1]
 
     yield make

@@ -13,27 +13,42 @@ every event under test.
 from __future__ import annotations
 
 from math import inf, isclose
+from typing import Any, TypeVar
 
-from routers.shared.core_state import State
-from routers.shared.dispatcher import Dispatcher
+from routers.batch.lease import BatchReplica
+from routers.batch.scheduler import BatchScheduler
+from routers.schedulers import AnyScheduler
+from routers.shared.requests import RequestTable
 from routers.state.lanes import Bucket, Lane, bucket_of
-from routers.state.replica_state import Lease, ReplicaState
+from routers.state.leases import LeaseTable
+from routers.state.replica_state import SILENT, AnyLease, AnyReplica
+from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
+from routers.stream.lease import StreamReplica, plan_of
 
+R = TypeVar("R", bound=AnyReplica)
 _SLACK = 32  # stale entries that a heap or queue may hold besides twice its live ones
 
 
-def check(dispatcher: Dispatcher) -> None:
+def check(scheduler: AnyScheduler) -> None:
     """Raises AssertionError at the first broken invariant."""
-    state = dispatcher._state
-    for tracked in state.requests.live.values():
+    requests, replicas = scheduler._requests, scheduler._replicas
+    for tracked in requests.live.values():
         _check_request(tracked)
-    _check_waiting(state)
-    _check_leases(state)
-    _check_replicas(state)
-    _check_timers(state)
-    _check_no_idle_replica(state)
+    _check_waiting(requests)
+    _check_leases(requests, scheduler._leases)
+    _check_replicas(replicas, scheduler._leases)
+    _check_timers(requests)
+    if isinstance(scheduler, BatchScheduler):
+        for batches in scheduler._replicas.by_id.values():
+            assert batches.held == len(batches.leases)
+        _check_no_idle_replica(scheduler)
+        return
+    for replica in scheduler._replicas.by_id.values():
+        assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
+        _check_reading(replica)
+    assert all(lease.share >= 0 for lease in scheduler._leases.open.values())
 
 
 def _check_request(tracked: TrackedRequest) -> None:
@@ -49,8 +64,8 @@ def _check_request(tracked: TrackedRequest) -> None:
         assert row.bucket.edge in (0, row.edge)
 
 
-def _check_waiting(state: State) -> None:
-    waiting, live = state.requests.waiting, state.requests.live
+def _check_waiting(requests: RequestTable) -> None:
+    waiting, live = requests.waiting, requests.live
     buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
     rows = [row for bucket in buckets for row in bucket.live()]
     assert len(rows) == len(set(rows)) == waiting.rows, "a row is lost or stands twice"
@@ -119,60 +134,57 @@ def _check_flows(waiting: RequestQueue, rows: list[Row]) -> None:
         assert isclose(weight, sum(active), rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _check_leases(state: State) -> None:
-    live = state.requests.live
-    for lease_id, lease in state.leases.open.items():
+def _check_leases(requests: RequestTable, leases: LeaseTable[Any]) -> None:
+    live = requests.live
+    for lease_id, lease in leases.open.items():
         members = lease.members()
         assert lease.lease_id == lease_id
         assert lease.live == len(members)
         assert all(live[row.tracked.request.request_id] is row.tracked for row in members)
         assert lease.replica.leases[lease_id] is lease
-        assert lease.share >= 0
         _check_copy(lease)
     rows = [row for tracked in live.values() for row in tracked.rows]
-    assert sum(row.lease is not None for row in rows) == state.leases.rows()
+    assert sum(row.lease is not None for row in rows) == leases.rows()
     assert not any(row.copy for row in rows if row.lease is None), "a copy of nothing"
     shown = [row for row in rows if row.shown]
     assert all(row.lease and not row.copy for row in shown), "it may be shown twice"
 
 
-def _check_copy(lease: Lease) -> None:
+def _check_copy(lease: AnyLease) -> None:
     """A copy runs on another replica and holds no rows but those of the lease that it copies."""
     copy = lease.copy
     if copy is None:
-        assert not any(row.copy for row in lease.batch.rows if row.lease is lease)
+        assert not any(row.copy for row in lease.rows if row.lease is lease)
         return
     assert copy.copy_of is lease
     assert copy.replica is not lease.replica
     assert copy.unsettled_charge is None
     assert all(row.lease is lease and row.copy is copy for row in copy.members())
-    assert all(row.copied and not row.isolated for row in copy.batch.rows)
+    assert all(row.copied and not row.isolated for row in copy.rows)
 
 
-def _check_replicas(state: State) -> None:
-    by_id = state.replicas.by_id
-    assert sum(len(replica.leases) for replica in by_id.values()) == len(state.leases.open)
-    assert state.replicas.running == sum(not replica.draining for replica in by_id.values())
-    assert len(state.replicas.timers) <= 2 * len(by_id) + _SLACK + 1
+def _check_replicas(replicas: ReplicaSet[Any], leases: LeaseTable[Any]) -> None:
+    by_id = replicas.by_id
+    assert sum(len(replica.leases) for replica in by_id.values()) == len(leases.open)
+    assert replicas.running == sum(not replica.draining for replica in by_id.values())
+    assert len(replicas.timers) <= 2 * len(by_id) + _SLACK + 1
     for replica_id, replica in by_id.items():
         assert replica.spec.replica_id == replica_id
-        assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
         assert replica.leases or not replica.draining, "a drained replica was kept"
-        _check_reading(replica)
-        assert replica.unhealthy == replica.is_unwell
-        if replica in state.replicas.ready:
+        assert replica.unhealthy == (replica.reasons > 0)
+        if replica in replicas.ready:
             assert replica.has_room()
             assert not replica.draining
-            assert not replica.suspended
+            assert not replica.reasons & SILENT
     well = [replica for replica in by_id.values() if not replica.draining and not replica.unhealthy]
-    assert state.replicas.healthy == len(well)
-    assert state.replicas.ready.count(spare=True) == len(_ready(state))
-    _check_groups(state)
+    assert replicas.healthy == len(well)
+    assert replicas.ready.count(spare=True) == len(_ready(replicas))
+    _check_groups(replicas)
 
 
-def _check_groups(state: State) -> None:
+def _check_groups(running_set: ReplicaSet[Any]) -> None:
     """Each replica is counted in its own group, whose sums equal its replicas' values."""
-    groups, replicas = state.replicas.groups, state.replicas.by_id.values()
+    groups, replicas = running_set.groups, running_set.by_id.values()
     names = list(groups.by_name)
     assert groups.reference.name in names
     for group in groups.all():
@@ -183,56 +195,56 @@ def _check_groups(state: State) -> None:
         assert group.healthy == sum(not each.unhealthy for each in running)
         assert 0.0 < group.speed < inf
         if len(names) > 1:
-            ends = [each.busy_until for each in own if each.busy_until]
+            ends = [each.busy_until for each in own if getattr(each, "busy_until", 0.0)]
             assert group.held_s(0.0) == 0.0 or isclose(group.held_s(0.0), sum(ends), abs_tol=1e-6)
     assert all(each.group is groups.by_name[each.group.name] for each in replicas)
     assert isclose(groups.capacity, sum(each.running * each.speed for each in groups.all()))
 
 
-def _check_reading(replica: ReplicaState) -> None:
+def _check_reading(replica: StreamReplica) -> None:
     """The prompts being read at a replica are those of its leases without a first token."""
-    streams = [lease.running for lease in replica.leases.values() if lease.running is not None]
+    streams = [lease.running for lease in replica.leases.values()]
     assert isclose(replica.reading, sum(each.reads for each in streams), abs_tol=1e-6)
     long = sum(each.reads for each in streams if each.is_long)
     assert isclose(replica.reading_long, long, abs_tol=1e-6)
     assert all(not each.reads for each in streams if each.first_at is not None)
     row = replica.saving()
     assert replica.saved >= 0.0
-    if row is not None and row.tracked.plan is not None:
-        assert replica.saved <= row.tracked.plan.room
+    if row is not None:
+        assert replica.saved <= plan_of(row).room
 
 
-def _ready(state: State) -> list[ReplicaState]:
-    return [each for each in state.replicas.by_id.values() if each in state.replicas.ready]
+def _ready(replicas: ReplicaSet[R]) -> list[R]:
+    return [each for each in replicas.by_id.values() if each in replicas.ready]
 
 
-def _check_timers(state: State) -> None:
-    timers, live = state.requests.timers.heap, state.requests.live
+def _check_timers(requests: RequestTable) -> None:
+    timers, live = requests.timers.heap, requests.live
     entries = [tracked for _, _, tracked in timers if tracked.open]
     assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
     assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
 
 
-def _check_no_idle_replica(state: State) -> None:
+def _check_no_idle_replica(scheduler: BatchScheduler) -> None:
     """One that is ready while rows wait empties for a retried row, may take none of them, waits
     for a batch to grow, or is of a group that leaves them to another, which is not left to itself.
     """
-    if state.requests.waiting.rows and state.requests.held_until is None:
-        for replica in _ready(state):
-            spare = state.replicas.spares_above is not None
-            if not replica.streams and (not replica.unhealthy or spare):
-                if _leaves_rows_to_others(state, replica):
-                    continue
-                _check_idle(state, replica)
+    replicas = scheduler._replicas
+    if scheduler._requests.waiting.rows and scheduler._forming.held_until is None:
+        for replica in _ready(replicas):
+            if replica.unhealthy and replicas.spares_above is None:
+                continue
+            if not _leaves_rows_to_others(scheduler, replica):
+                _check_idle(scheduler, replica)
 
 
-def _leaves_rows_to_others(state: State, replica: ReplicaState) -> bool:
+def _leaves_rows_to_others(scheduler: BatchScheduler, replica: BatchReplica) -> bool:
     """Whether its group has left what waits to others, which take rows of those lengths."""
-    group, groups = replica.group, state.replicas.groups.all()
+    group, groups = replica.group, scheduler._groups.all()
     if group.is_open and not group.holds_back:
         return False
-    lanes = list(state.requests.waiting.lanes())
-    capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
+    lanes = list(scheduler._requests.waiting.lanes())
+    capacity = scheduler._replicas.capacity_of(replica, 0.0, trusted=True)
     alone = [lane.first_alone(capacity.lengths) for lane in lanes]
     if replica.leases and any(row is not None and capacity.allows(row) for row in alone):
         return True  # it empties for one of these, whatever its group said of the others
@@ -246,13 +258,13 @@ def _leaves_rows_to_others(state: State, replica: ReplicaState) -> bool:
     return True
 
 
-def _check_idle(state: State, replica: ReplicaState) -> None:
+def _check_idle(scheduler: BatchScheduler, replica: BatchReplica) -> None:
     """A ready replica must find nothing to take. Which lane comes first depends on the time, so the
     replica may be kept empty for any retried row that is not held back."""
-    capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
-    lanes = list(state.requests.waiting.lanes())
+    capacity = scheduler._replicas.capacity_of(replica, 0.0, trusted=True)
+    lanes = list(scheduler._requests.waiting.lanes())
     heads = [lane.first_alone(capacity.lengths) for lane in lanes]
-    free = [head for head in heads if head is not None and not _is_held(state, head)]
+    free = [head for head in heads if head is not None and not _is_held(scheduler, head)]
     if any(capacity.allows(head) for head in free):
         assert replica.leases, "an empty replica is ready while a retried row waits"
         return
@@ -261,7 +273,7 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
     )
 
 
-def _is_held(state: State, row: Row) -> bool:
+def _is_held(scheduler: BatchScheduler, row: Row) -> bool:
     """Whether the row is held back because it would risk the last replica. `next_retry_at` is the
     earliest end of such a hold, and all of them lie ahead."""
-    return row.held_until >= state.requests.next_retry_at
+    return row.held_until >= scheduler._forming.next_retry_at

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from routers.api.requests import FlowKey, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
-from routers.estimates.generations import GenerationPlan
 from routers.policies.admission.types import Answer, Controller, Newcomer, OnArrival
 from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
@@ -34,14 +33,15 @@ def came(
     edge: int = 64,
     cost_s: float = 0.0,
     forecast_s: float | None = None,
-    plan: GenerationPlan | None = None,
 ) -> TrackedRequest:
     """A request of one row; `inflight`: of its flow, in the core."""
     priority, tenant = flow
     request = Request(1, (edge,), now, now + 9.0, now + 9.0, tenant, priority, weight=weight)
     its_flow = Flow(tenant, priority, weight, live=inflight)
-    tracked = TrackedRequest(request, its_flow, now, now + slack_s, 1, edge, cost_s)
-    tracked.forecast_s, tracked.plan = forecast_s, plan
+    tracked = TrackedRequest(
+        request, its_flow, now, now + slack_s, 1, edge, cost_s, forecast_edge=edge
+    )
+    tracked.forecast_s = forecast_s
     return tracked
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from routers.api.actions import Abort, Dispatch
 from routers.api.requests import LeaseEnd
+from routers.api.settings import GenerationParameters
 
 
 def requests_of(*actions):
@@ -59,7 +60,7 @@ def test_batch_is_aborted_when_its_last_member_leaves(start):
 
 
 def test_stream_is_aborted_and_keeps_its_share_until_it_closes(start):
-    core = start()
+    core = start(generation=GenerationParameters())
     core.streams("s", capacity=100)
     (lease,) = core.arrive(1, 80)
     core.arrive(2, 80)

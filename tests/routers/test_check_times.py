@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from routers.state.check_times import CheckTimes, T
+from routers.state.timers import CheckTimes, T
 
 
 def due(times: CheckTimes[T], now: float) -> Iterator[tuple[T, float]]:

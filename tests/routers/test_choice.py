@@ -5,37 +5,42 @@ from __future__ import annotations
 import pytest
 
 from routers.api.requests import Replica, ReplicaKind
-from routers.api.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings, GenerationParameters
+from routers.batch.lease import BatchLease, BatchReplica
 from routers.estimates.groups import ReplicaGroup
+from routers.policies.batching.formed_batch import FormedBatch
 from routers.policies.placement.finish_first import FinishFirst
-from routers.state.affinity import Affinity
-from routers.state.formed_batch import FormedBatch
-from routers.state.leases import LeaseTable
-from routers.state.ready_replicas import ReadyReplicas, finish_in_s
-from routers.state.replica_state import ReplicaState
+from routers.state.flows import Charge
+from routers.state.ready_replicas import ReadyReplicas
+from routers.state.replicas import Affinity
 from routers.state.rows import Row
+from routers.stream.lease import StreamReplica
 
 pytestmark = pytest.mark.interpreted
 
 NOW = 10.0
 GROUP = ReplicaGroup("", 0, DispatcherSettings((16,)))
+STREAMING = ReplicaGroup("", 0, DispatcherSettings((16,), generation=GenerationParameters()))
 
 
 def idle(replica_id="a", ratio=1.0, last_used=0):
-    replica = ReplicaState(Replica(replica_id, 2.0), GROUP)
+    replica = BatchReplica(Replica(replica_id, 2.0), GROUP)
     replica.slowdown, replica.last_used = ratio, last_used
     return replica
 
 
 def running(replica_id, finish_at):
     replica = idle(replica_id)
-    LeaseTable().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1, predicted_s=1.0), NOW)  # type: ignore[arg-type]
+    batch = FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1, Charge((0, 0, 0.0), 1.0))  # type: ignore[arg-type]
+    replica.took(BatchLease(1, replica, batch, NOW))
     replica.finish_at = finish_at
     return replica
 
 
 def stream(replica_id, held, ratio=1.0):
-    replica = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM), GROUP)
+    spec, group = Replica(replica_id, 100.0, ReplicaKind.STREAM), STREAMING
+    assert group.engine is not None
+    replica = StreamReplica(spec, group, group.engine)
     replica.held, replica.slowdown = held, ratio
     return replica
 
@@ -97,7 +102,7 @@ def test_other_gateways_work_counts():
     foreign.foreign_until = NOW + 0.5
     foreign.predict_finish(NOW)
     assert first(foreign, idle("b", ratio=1.9)) == "b"
-    assert finish_in_s(foreign, NOW, 0.01) == pytest.approx(0.51)
+    assert foreign.finish_in_s(NOW, 0.01) == pytest.approx(0.51)
 
 
 def test_the_emptiest_stream_goes_first_unless_it_is_slow():
@@ -166,9 +171,7 @@ def test_the_session_used_least_recently_is_forgotten():
 
 
 @pytest.mark.parametrize(
-    ("later_s", "streams", "gives_way"),
-    [(0.0, False, False), (0.1, False, False), (0.11, False, True), (0.5, True, False),
-     (0.51, True, True), (-1.0, True, False)],
-)  # fmt: skip
-def test_it_yields_beyond_a_share_of_the_work(later_s, streams, gives_way):
-    assert Affinity.gives_way(later_s, 1.0, streams=streams) is gives_way
+    ("later_s", "gives_way"), [(-1.0, False), (0.0, False), (0.1, False), (0.11, True)]
+)
+def test_it_yields_beyond_a_share_of_the_work(later_s, gives_way):
+    assert Affinity.gives_way(later_s, 1.0) is gives_way

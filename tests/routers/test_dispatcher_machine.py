@@ -1,4 +1,4 @@
-"""Any sequence of events keeps the promises: nothing lost or answered twice, order, limits, time.
+"""Any events keep both schedulers' promises: nothing lost or answered twice, order, limits, time.
 
 The machine keeps its own plain model of what each row is (waiting or leased) and judges every
 action by it; the dispatcher's own invariants are checked after each step as well.
@@ -39,7 +39,8 @@ from routers.api.settings import (
     SilenceParameters,
 )
 from routers.policies.registry import BATCHINGS, HEDGINGS, ORDERS, PLACEMENTS, PREEMPTIONS
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import scheduler_of
+from routers.state.replica_state import EJECTED, SILENT
 from tests.routers.invariants import check
 
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ FAST = GroupSettings("fast", profile=((1, 16, 0.01), (8, 16, 0.02)))
 SLOW = GroupSettings("slow", profile=((1, 16, 0.4), (8, 16, 3.0)), max_size=2)
 SHORT = replace(SLOW, max_length=8)  # as the group that no settings list, then
 SHORT_FIRST = (replace(FAST, max_length=4), SLOW)
-PAIR = {"a": (2, ReplicaKind.BATCH), "b": (2, ReplicaKind.BATCH)}
+CAPACITIES = st.sampled_from((0, 1, 2, 3, 20))
 
 
 @dataclass
@@ -72,7 +73,10 @@ class Known:
     shown: bool = False
 
 
-class DispatcherMachine(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
+    kind: ReplicaKind
+    roomy: int  # capacity of a replica that takes any row
+
     @initialize(
         late=st.sampled_from(("demote", "refuse")),
         pads=st.booleans(),
@@ -85,8 +89,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         warm=st.sampled_from((False, True, True)),
         defers=st.booleans(),
         suspect_hold_s=st.sampled_from((0.0, 0.0, 3.0)),
-        generation=st.none()
-        | st.builds(
+        generation=st.builds(
             GenerationParameters,
             output_tokens=st.sampled_from((None, 3)),
             reserve_quantile=st.sampled_from((0.5, 0.9, 1.0)),
@@ -137,8 +140,10 @@ class DispatcherMachine(RuleBasedStateMachine):
     )
     def begin(self, warm, defers, **chosen):
         self.defers, self.undecided = defers, False
+        if self.kind is ReplicaKind.BATCH:
+            chosen["generation"] = None
         self.settings = DispatcherSettings(EDGES, **chosen)
-        self.dispatcher = Dispatcher(self.settings)
+        self.dispatcher = scheduler_of(self.settings)
         self.now, self.timer, self.arrivals = 0.0, None, 0
         self.known: dict[int, Known] = {}
         self.ended: set[int] = set()
@@ -151,7 +156,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def warm_up(self):
         """Both replicas have answered once, so copies may be sent there."""
-        self.replicas_change(PAIR)
+        self.replicas_change({"a": self.roomy, "b": self.roomy})
         for _ in range(4):
             self.arrive([3], 1.0, 20.0, True)
             self.decide()
@@ -217,7 +222,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.arrivals += 1
         deadline = self.now + slo
         generation = None
-        if self.settings.generation is not None and most:
+        if self.settings.generation is not None:
             lengths = lengths[:1]
             blocks = tuple(100 * start + n for n in range(lengths[0] // 2))
             generation = Generation(most, 1, blocks)
@@ -254,28 +259,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @rule(
-        chosen=st.just(PAIR)
-        | st.dictionaries(
-            st.sampled_from(IDS),
-            st.tuples(st.sampled_from((0, 1, 2, 3, 20)), st.sampled_from(list(ReplicaKind))),
-        )
+        chosen=st.fixed_dictionaries({"a": CAPACITIES, "b": CAPACITIES})
+        | st.dictionaries(st.sampled_from(IDS), CAPACITIES)
     )
     def replicas_change(self, chosen):
-        chosen = dict(chosen)
-        for replica_id, (capacity, kind) in chosen.items():
-            known = self.running.get(replica_id)
-            held = any(each.replica_id == replica_id for each in self.leases.values())
-            if known is not None or not held:  # one that drains keeps its kind when it returns
-                kept = known.kind if known is not None and held else kind
-                chosen[replica_id] = (capacity, kept)
-            else:
-                chosen[replica_id] = (capacity, self.last_kind[replica_id])
         self.running = {
-            key: Replica(key, capacity, kind, group=GROUP_OF[key] if self.settings.groups else "")
-            for key, (capacity, kind) in chosen.items()
-        }
-        self.last_kind = getattr(self, "last_kind", {}) | {
-            key: replica.kind for key, replica in self.running.items()
+            key: Replica(
+                key, capacity, self.kind, group=GROUP_OF[key] if self.settings.groups else ""
+            )
+            for key, capacity in chosen.items()
         }
         self.step(Replicas(tuple(self.running.values())))
 
@@ -309,7 +301,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             if known is not None and lease_id in known.leased.get(index, ()):
                 known.leased[index] = {lease_id}
 
-    @precondition(lambda self: self.leases)
+    @precondition(lambda self: self.leases and self.kind is ReplicaKind.STREAM)
     @rule(
         data=st.data(),
         held=st.floats(0, 30),
@@ -321,15 +313,14 @@ class DispatcherMachine(RuleBasedStateMachine):
     def moves(self, lease_id, held, tokens):
         """Of two leases that race, the first to say anything has the row; what comes of one that
         was wanted back before is given to nobody."""
-        if self.last_kind[self.leases[lease_id].replica_id] is ReplicaKind.STREAM:
-            lease = self.dispatcher._leases.open[lease_id]
-            if lease.begun or lease_id in self.aborted:
-                pass
-            elif lease.probe and lease.copy_of is not None:
-                self.leaves_race(lease_id)
-            elif not lease.probe:
-                self.starts_first(lease_id)
-                self.shows(lease_id)
+        lease = self.dispatcher._leases.open[lease_id]
+        if lease.begun or lease_id in self.aborted:
+            pass
+        elif lease.is_probe and lease.copy_of is not None:
+            self.leaves_race(lease_id)
+        elif not lease.is_probe:
+            self.starts_first(lease_id)
+            self.shows(lease_id)
         self.step(Progress(lease_id, 1.0, held, tokens))
 
     def shows(self, lease_id):
@@ -346,6 +337,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         if known is not None:
             known.leased.get(index, set()).discard(lease_id)
 
+    @precondition(lambda self: self.kind is ReplicaKind.STREAM)
     @rule(
         most=st.integers(1, 12),
         wins=st.sampled_from(("copy", "first", "nobody")),
@@ -355,10 +347,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def streams_race(self, most, wins, streams, ends):
         """What generates may be copied, and long enough passes without a token. `ends`: how its
         leases end then, one after another, all without an answer."""
-        if self.settings.generation is None:
-            return
-        kind = ReplicaKind.STREAM
-        self.replicas_change({"a": (20, kind), "b": (20, kind), "c": (20, kind)})
+        self.replicas_change({"a": 20, "b": 20, "c": 20})
         before = set(self.leases)
         self.arrive([3], 5.0, 20.0, True, most=most, streams=streams)
         self.time_passes(0.3)
@@ -480,14 +469,14 @@ class DispatcherMachine(RuleBasedStateMachine):
         waiting = [known for known in self.known.values() if known.waiting]
         return (
             self.settings.preempt_streams
-            and self.last_kind[action.replica_id] is ReplicaKind.STREAM
+            and self.kind is ReplicaKind.STREAM
             and all(known.request.retryable and not known.shown for known in rows)
             and min([known.request.priority for known in waiting], default=inf)
             < max(known.request.priority for known in rows)
         )
 
     def is_silent(self, replica_id):
-        return self.dispatcher._replicas.by_id[replica_id].suspended
+        return self.dispatcher._replicas.by_id[replica_id].reasons & SILENT
 
     def judge_refusal(self, action):
         known = self.known[action.request_id]
@@ -533,8 +522,8 @@ class DispatcherMachine(RuleBasedStateMachine):
     def judge_copy(self, action, rows):
         """It races an open lease elsewhere; rows that may run twice, none of them a second time. A
         replica that is left out is probed with a copy, even where nothing else is copied."""
-        if self.dispatcher._leases.open[action.lease_id].probe:
-            assert self.dispatcher._replicas.by_id[action.replica_id].ejected
+        if self.dispatcher._leases.open[action.lease_id].is_probe:
+            assert self.dispatcher._replicas.by_id[action.replica_id].reasons & EJECTED
         else:
             assert self.settings.hedge.mode != "off"
         assert self.leases[action.copy_of].replica_id != action.replica_id
@@ -553,20 +542,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         others = [each for each in self.leases.values() if each.replica_id == replica.replica_id]
         if replica.kind is not ReplicaKind.BATCH:
             assert len(rows) == 1
-            self.judge_cache(replica, rows[0][0].request)
+            self.judge_cache(replica)
         elif len(others) + 1 > replica.capacity:
             assert len(others) == replica.capacity >= 2, "more leases than slots"
             assert any(
                 each.rank[:2] > (0, 0) and each.lease_id not in self.opened for each in others
             )
 
-    def judge_cache(self, replica, request):
+    def judge_cache(self, replica):
         """What is predicted to be held fits, unless it is the only one there."""
         known = self.dispatcher._replicas.by_id[replica.replica_id]
-        if request.generation is not None and self.settings.generation is not None:
-            assert known.held <= max(replica.capacity, 0)
-        else:
-            assert known.held <= replica.capacity or len(known.leases) == 1
+        assert known.held <= max(replica.capacity, 0)
 
     def judge_limits(self, rows):
         lengths = [known.request.lengths[index] for known, index in rows]
@@ -634,7 +620,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "dispatcher"):
             return
-        self.replicas_change({"a": (2, ReplicaKind.BATCH)})
+        self.replicas_change({"a": self.roomy})
         while self.leases or self.known:
             for lease_id in sorted(self.leases):
                 lease = self.leases.pop(lease_id)
@@ -649,9 +635,19 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert self.dispatcher._requests.timers.heap == []
 
 
-TestDispatcherMachine = DispatcherMachine.TestCase
-TestDispatcherMachine.settings = settings(
-    max_examples=120,
+class BatchMachine(SchedulerMachine):
+    kind = ReplicaKind.BATCH
+    roomy = 2
+
+
+class StreamMachine(SchedulerMachine):
+    kind = ReplicaKind.STREAM
+    roomy = 20
+
+
+TestBatches, TestStreams = BatchMachine.TestCase, StreamMachine.TestCase
+TestBatches.settings = TestStreams.settings = settings(
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -526,7 +526,7 @@ def test_more_urgent_row_stops_none_that_has_a_token(start: Start) -> None:
 
 def test_request_that_generates_has_one_row(start: Start) -> None:
     driver = begin(start)
-    with pytest.raises(BadRequestEvent, match="must have one row"):
+    with pytest.raises(BadRequestEvent, match="must generate and have one row"):
         driver.arrive(1, 10, 10, generation=Generation(5))
 
 

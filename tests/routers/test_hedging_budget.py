@@ -7,7 +7,7 @@ import random
 import pytest
 
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.state.budget import Budget
+from routers.shared.races import Budget
 
 
 def earned(batches, share=0.05, cost_s=0.01):

@@ -6,9 +6,9 @@ import pytest
 
 from routers.api.actions import Dispatch, Evict, Reject
 from routers.api.errors import BadRequestEvent, BadSettings
-from routers.api.events import Close, Progress, Reconfigure
+from routers.api.events import Close, Reconfigure
 from routers.api.requests import LeaseEnd, Reason
-from routers.api.settings import DispatcherSettings
+from routers.api.settings import DispatcherSettings, GenerationParameters
 
 
 def requests_of(*actions):
@@ -19,7 +19,7 @@ def requests_of(*actions):
 
 
 def test_stream_lease_takes_one_row_and_its_length(start):
-    core = start()
+    core = start(generation=GenerationParameters())
     core.streams("s", capacity=100)
     sent = core.arrive(1, 40) + core.arrive(2, 60) + core.arrive(3, 1)
     assert requests_of(*sent) == [[1], [2]]
@@ -27,29 +27,13 @@ def test_stream_lease_takes_one_row_and_its_length(start):
 
 
 def test_stream_progress_makes_room_and_takes_it(start):
-    core = start()
+    core = start(generation=GenerationParameters())
     core.streams("s", capacity=100)
     (first,) = core.arrive(1, 90)
     assert core.arrive(2, 20) == []
-    assert core.step(Progress(first.lease_id, 1.0, 80.5)) == []
-    assert requests_of(*core.step(Progress(first.lease_id, 2.0, 80.0))) == [[2]]
+    assert core.moves(first, 90, 1, held=80.5) == []
+    assert requests_of(*core.moves(first, 90, 1, held=80.0)) == [[2]]
     assert core.dispatcher.snapshot(0.0).replicas[0].held == 100
-
-
-def test_row_larger_than_a_streams_capacity_goes_when_it_is_empty(start):
-    core = start()
-    core.streams("s", capacity=100)
-    (small,) = core.arrive(1, 10)
-    assert core.arrive(2, 500) == []
-    assert requests_of(*core.close(small)) == [[2]]
-
-
-def test_large_row_is_not_overtaken_by_small_ones_on_a_stream(start):
-    core = start()
-    core.streams("s", capacity=100)
-    (first,) = core.arrive(1, 50)
-    assert core.arrive(2, 80) + core.arrive(3, 10) == []
-    assert requests_of(*core.close(first)) == [[2], [3]]
 
 
 # ---- ends of leases

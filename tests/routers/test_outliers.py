@@ -157,7 +157,7 @@ def test_ejected_replicas_serve_while_no_other_runs(start):
 
 def test_while_frozen_nobody_is_ejected(start):
     pool = Pool(start)
-    settings = pool.core.dispatcher._copies.settings
+    settings = pool.core.dispatcher._requests.settings
     frozen = type(settings)(settings.bucket_edges, frozen=True)
     pool.core.step(Reconfigure(frozen))
     pool.serve(30)

@@ -5,6 +5,7 @@ import pytest
 from routers.api.actions import Abort, Dispatch
 from routers.api.events import Opened
 from routers.api.requests import LeaseEnd
+from routers.api.settings import GenerationParameters
 
 
 def sent(actions):
@@ -92,7 +93,7 @@ def test_a_priority_whose_turn_has_come_is_not_evicted(start):
 
 
 def stream(start, **settings):
-    core = start(preempt_streams=True, **settings)
+    core = start(preempt_streams=True, generation=GenerationParameters(), **settings)
     core.streams("s", capacity=100)
     leases = sent(core.arrive(1, 50, priority=2)) + sent(core.arrive(2, 50, priority=2))
     return core, leases
@@ -116,7 +117,7 @@ def test_one_is_stopped_at_a_time(start):
 
 
 def test_nothing_is_stopped_unless_that_is_allowed(start):
-    core = start()
+    core = start(generation=GenerationParameters())
     core.streams("s", capacity=100)
     core.arrive(1, 100, priority=2)
     assert core.arrive(2, 40, priority=0) == []
@@ -124,14 +125,14 @@ def test_nothing_is_stopped_unless_that_is_allowed(start):
 
 @pytest.mark.parametrize(("retryable", "priority"), [(False, 2), (True, 0)])
 def test_what_may_not_run_again_or_is_as_urgent_is_not_stopped(start, retryable, priority):
-    core = start(preempt_streams=True)
+    core = start(preempt_streams=True, generation=GenerationParameters())
     core.streams("s", capacity=100)
     core.arrive(1, 100, priority=priority, retryable=retryable)
     assert core.arrive(2, 40, priority=0) == []
 
 
 def test_nobody_is_stopped_twice(start):
-    core = start(preempt_streams=True)
+    core = start(preempt_streams=True, generation=GenerationParameters())
     core.streams("s", capacity=100)
     (bulk,) = sent(core.arrive(1, 100, priority=2))
     core.arrive(2, 40, priority=0)

@@ -4,12 +4,12 @@ import pytest
 
 from routers.api.requests import Replica, Report
 from routers.api.settings import DispatcherSettings
+from routers.batch.lease import BatchReplica
 from routers.estimates.groups import ReplicaGroup
-from routers.state.replica_state import ReplicaState
 
 
-def replica(*reports: Report) -> ReplicaState:
-    made = ReplicaState(Replica("r", 2), ReplicaGroup("", 0, DispatcherSettings((16,))))
+def replica(*reports: Report) -> BatchReplica:
+    made = BatchReplica(Replica("r", 2), ReplicaGroup("", 0, DispatcherSettings((16,))))
     for report in reports:
         made.learn(report, 0.0, answered=True)
     return made

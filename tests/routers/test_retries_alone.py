@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from routers.api.actions import Evict
 from routers.api.requests import LeaseEnd, Reason
+from routers.api.settings import GenerationParameters
 
 
 def requests_of(*leases):
@@ -55,7 +56,7 @@ def test_a_retried_row_that_was_answered_frees_its_replica_for_all(start):
 
 
 def test_a_stream_replica_tries_rows_beside_others(start):
-    core = start()
+    core = start(generation=GenerationParameters())
     core.streams("a", "b", capacity=100)
     (lost, other) = core.arrive(1) + core.arrive(2)
     assert {lost.replica_id, other.replica_id} == {"a", "b"}

@@ -156,7 +156,7 @@ def test_a_probes_piece_is_shown_to_nobody(start: Start) -> None:
     outliers = OutlierParameters(probe_s=0.01, max_probe_s=0.01)
     driver = begin(start, outliers=outliers)
     slow = driver.dispatcher._replicas.by_id["a"]
-    driver.dispatcher._copies.ejection.eject(slow, 0.0)
+    driver.dispatcher._ejection.eject(slow, 0.0)
     driver.dispatcher._replicas.refresh(slow, 0.0)
     driver.now = 0.5
     lease, probe = sent(driver.generate(1, 100, 20, streams=True))
@@ -170,7 +170,7 @@ def test_a_probes_piece_is_shown_to_nobody(start: Start) -> None:
 
 
 def preempting(start: Start, **more: object) -> Driver:
-    driver = start(preempt_streams=True, **more)
+    driver = start(**{"preempt_streams": True, "generation": GenerationParameters()} | more)
     driver.streams("s", capacity=100)
     return driver
 

@@ -95,7 +95,7 @@ def test_slow_batches_are_waited_for_longer(start):
 def test_patience_has_an_upper_bound_but_never_below_twice_the_prediction(start):
     bounded = SilenceParameters(most_s=0.3)
     core = pool(start, "a", "b", silence=bounded)
-    core.dispatcher._copies.hedging.ratio = lambda lease, quantile: 60.0
+    core.dispatcher._hedger.slowness.ratio = lambda lease, quantile: 60.0
     began = core.now
     core.arrive(1)
     until_suspended(core)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from routers.batch.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, Staged, Staging
+from routers.batch.staging import Staged, Staging
+from routers.shared.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
 
 
 def batch(gateway="a", lease_id=1, tag=0.0, priority=0, late=0, **more):

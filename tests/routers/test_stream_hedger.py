@@ -52,7 +52,7 @@ def racing(start: Start, *ids: str, **more: Any) -> tuple[Driver, Dispatch, Disp
 
 
 def budget(driver: Driver) -> float:
-    return driver.dispatcher._copies.budget.level_s
+    return driver.dispatcher._races.budget.level_s
 
 
 def start_of(driver: Driver) -> float:

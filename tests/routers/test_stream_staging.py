@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routers.api.requests import NO_TOKENS, Shares, Tokens
-from routers.batch.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
+from routers.shared.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S
 from routers.stream.staging import StagedStream, StreamStaging, worth_s
 
 

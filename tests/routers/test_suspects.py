@@ -7,7 +7,7 @@ import pytest
 from routers.api.actions import Dispatch, Evict
 from routers.api.requests import LeaseEnd, Reason
 from routers.api.settings import HedgeParameters
-from routers.policies.suspects import MAX_RUNS
+from routers.shared.suspects import MAX_RUNS
 
 HOLD_S = 20.0
 

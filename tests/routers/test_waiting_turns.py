@@ -7,9 +7,8 @@ from time import perf_counter
 
 import pytest
 
-from routers.batch.staging import whose_turn
-from routers.stream.staging import StagedStream, StreamStaging
-from routers.stream.waiting_turns import WaitingTurns
+from routers.shared.staging import whose_turn
+from routers.stream.staging import StagedStream, StreamStaging, WaitingTurns
 
 GATEWAYS = ("a", "b", "c")
 

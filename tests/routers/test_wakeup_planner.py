@@ -9,7 +9,7 @@ import pytest
 from routers.api.actions import Action
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings, HedgeParameters
-from routers.shared.dispatcher import Dispatcher
+from routers.batch.scheduler import BatchScheduler
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 
 pytestmark = pytest.mark.interpreted
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.interpreted
 EDGES = (32, 128)
 
 
-class Watched(Dispatcher):
+class Watched(BatchScheduler):
     """Keeps what it was told and said. `skips`: how often it only queued or refused."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
@@ -33,12 +33,12 @@ class Watched(Dispatcher):
         self.said.append((event, now, actions))
         return actions
 
-    def _make_decisions(self, now: float, actions: list[Action]) -> None:
+    def _decide(self, now: float, actions: list[Action]) -> None:
         self.settles += 1
-        super()._make_decisions(now, actions)
+        super()._decide(now, actions)
 
 
-class Thorough(Dispatcher):
+class Thorough(BatchScheduler):
     """Looks at everything after every event."""
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -46,7 +46,7 @@ class Thorough(Dispatcher):
         return super().step(event, now)
 
 
-class InTwo(Dispatcher):
+class InTwo(BatchScheduler):
     """As queues use it: takes in each event, and decides afterwards."""
 
     def step(self, event: Event, now: float) -> list[Action]:

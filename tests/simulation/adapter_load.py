@@ -14,10 +14,10 @@ from typing import Any
 
 from routers.api.requests import Generation, Request
 from routers.api.settings import DispatcherSettings
-from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import AdapterHash, RoundRobin
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimRecorder
+from routers.stream.scheduler import StreamScheduler
 from runtimes.synthetic.engine import EngineShape
 from tests.simulation.generation_load import ENGINE, Ran, engines, settings
 
@@ -63,7 +63,7 @@ def shape(places: int = PLACES, load_s: float = LOAD_S) -> EngineShape:
 def play(
     engine: EngineShape,
     until: float,
-    core: Callable[[DispatcherSettings], Any] = Dispatcher,
+    core: Callable[[DispatcherSettings], Any] = StreamScheduler,
     **more: Any,
 ) -> Ran:
     """`more`: of `arrivals`."""
@@ -128,7 +128,7 @@ def table(until: float = 120.0) -> Iterator[str]:
     p99_s = resident.first_token_s(0.99, "default")
     for load_s in (0.002, 0.02, 0.1):
         for name, core in (
-            ("Headrace", Dispatcher), ("hash of the name", AdapterHash), ("chance", AtRandom),
+            ("Headrace", StreamScheduler), ("hash of the name", AdapterHash), ("chance", AtRandom),
         ):  # fmt: skip
             ran = play(shape(load_s=load_s), until, core)
             best = belady_loads(asked(ran), REPLICAS * PLACES)

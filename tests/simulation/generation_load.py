@@ -11,11 +11,11 @@ from typing import Any
 
 from routers.api.requests import Generation
 from routers.api.settings import DispatcherSettings, GenerationParameters
-from routers.shared.dispatcher import Dispatcher
 from routers.simulation.baselines import RoundRobin
 from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
+from routers.stream.scheduler import StreamScheduler
 from runtimes.synthetic.engine import EngineShape
 from tests.routers.invariants import check as check_invariants
 
@@ -120,7 +120,7 @@ def play(
     made: list[Any] = []
 
     def core(settings: DispatcherSettings) -> Any:
-        made.append(RoundRobin(settings) if in_turn else Dispatcher(settings))
+        made.append(RoundRobin(settings) if in_turn else StreamScheduler(settings))
         return made[-1]
 
     def inspect(core: Any) -> None:

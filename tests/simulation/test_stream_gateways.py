@@ -15,10 +15,10 @@ from routers.api.events import Closed, Event, Heard, Opened, PeersServed, Progre
 from routers.api.requests import Generation, LeaseEnd
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.batch.staging import REPORT_EVERY_S
-from routers.shared.dispatcher import Dispatcher
+from routers.shared.staging import REPORT_EVERY_S
 from routers.simulation.simulator import Arrival, World, run
 from routers.simulation.traffic import SimOutcome, SimRecorder
+from routers.stream.scheduler import StreamScheduler
 from runtimes.synthetic.engine import EngineShape
 from tests.simulation.generation_load import engines, settings
 
@@ -84,7 +84,7 @@ class Told:
     """A core that remembers what it was told."""
 
     def __init__(self, of: DispatcherSettings) -> None:
-        self._core = Dispatcher(of)
+        self._core = StreamScheduler(of)
         self.told: list[tuple[float, Event]] = []
 
     def step(self, event: Event, now: float) -> list[Action]:

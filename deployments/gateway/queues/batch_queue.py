@@ -50,6 +50,7 @@ from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.events import Cancel, Closed, Opened
 from routers.api.requests import FlowWork, LeaseEnd, Reason, Replica, Report
 from routers.api.settings import DispatcherSettings
+from routers.batch.scheduler import BatchScheduler
 from runtimes.types import DTYPES, DeviceMemory, EngineLoad, Ragged
 
 _LARGE_ROW_BYTES = 65_536
@@ -257,7 +258,7 @@ class BatchQueue(DispatcherDriver[PendingBatchRequest]):
         *,
         on_batch: Callable[[BatchRecord], None],  # called with every answered batch
     ) -> None:
-        super().__init__(settings, terms)
+        super().__init__(BatchScheduler(settings), settings, terms)
         self.calls = BatchCalls(self, channel)
         # Rows that replicas were lost with. Whoever submits must check new requests against them.
         self.crashes = PoisonTracker(terms.crashes)

@@ -40,7 +40,7 @@ from routers.api.requests import Reason, Replica, Request
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import AnyScheduler
 
 clock = time.monotonic
 INTERNAL_ERROR = "the request could not be answered because of an internal error"
@@ -163,7 +163,9 @@ def _do_nothing() -> None:
 class DispatcherDriver(Generic[P]):
     """One model's dispatcher, its pending requests and its timer."""
 
-    def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
+    def __init__(
+        self, dispatcher: AnyScheduler, settings: DispatcherSettings, terms: VersionTerms
+    ) -> None:
         self.terms = terms  # the live version's
         self.replicas = 0  # that can be reached; kept as a number because every request asks for it
 
@@ -185,7 +187,7 @@ class DispatcherDriver(Generic[P]):
         self.decisions: QueueDecisions | None = None  # the log of them, where settings ask
 
         self._settings = settings
-        self._dispatcher = Dispatcher(settings)
+        self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._pending: dict[int, P] = {}  # by request id

@@ -27,7 +27,7 @@ from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, 
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Dispatch
 from routers.api.requests import FlowWork, LeaseEnd, Report
-from routers.batch.staging import REPORT_EVERY_S
+from routers.shared.staging import REPORT_EVERY_S
 
 
 @dataclass(slots=True)

@@ -78,6 +78,7 @@ from routers.api.requests import (
 )
 from routers.api.settings import DispatcherSettings
 from routers.stream.engines import SharedEngines, TokenPrices
+from routers.stream.scheduler import StreamScheduler
 from runtimes.types import AdapterLoad, DeviceMemory, EngineLoad
 
 logger = logging.getLogger("headrace.queue")
@@ -293,7 +294,7 @@ class StreamQueue(DispatcherDriver[PendingStreamRequest]):
         terms: VersionTerms,
         channel: ReplicaChannel,
     ) -> None:
-        super().__init__(settings, terms)
+        super().__init__(StreamScheduler(settings), settings, terms)
         self.calls = StreamCalls(self, channel)
         self._shapes: Mapping[str, Generating] = {}
         self._groups: dict[str, str] = {}

@@ -33,7 +33,7 @@ from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
 from routers.policies.registry import KINDS, SEVERAL
-from routers.shared.dispatcher import Dispatcher
+from routers.schedulers import scheduler_of
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
 
@@ -145,7 +145,7 @@ class Simulation:
             scenario.faults.detect_s,
             callers.follow,
             callers.door if callers.are_limited else None,
-            self._beside if fifo else Dispatcher,
+            self._beside if fifo else scheduler_of,
             controller=controller,
             reconcile_until_s=end_s,
         )

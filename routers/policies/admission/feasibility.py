@@ -290,8 +290,7 @@ class Feasibility(OnArrival):
         flow = tracked.flow.key
         account = self._accounts.get(flow) or self._open(flow)
         if taken:
-            edge = tracked.edge if tracked.plan is None else 0
-            account.length(edge, now).given.add(tracked.cost_s, now)
+            account.length(tracked.forecast_edge, now).given.add(tracked.cost_s, now)
         forecast_s = tracked.forecast_s
         if self._fixed_margin_s is None and forecast_s is not None:
             slack_s = tracked.latest_start - tracked.queued_at

@@ -15,10 +15,10 @@ long for the replicas that take the request does not stand before it there. Late
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from routers.api.policies import Ranking
 from routers.policies.admission.types import LateWork, Newcomer
-from routers.state.flows import Flows
 from routers.state.lanes import Lane
 from routers.state.replicas import ReplicaSet
 from routers.state.request_queue import RequestQueue
@@ -29,16 +29,20 @@ class QueueAhead:
     """Makes `Newcomer` records. `capacity_in_s`: while no replica runs, or none that takes some
     length, seconds until one is expected, as last told; 0.0: not known."""
 
-    def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
+    def __init__(
+        self, waiting: RequestQueue, replicas: ReplicaSet[Any], *, by_room: bool = False
+    ) -> None:
+        """`by_room`: replicas take requests one by one, as their room allows."""
         self._waiting = waiting
-        self._flows = flows
+        self._flows = waiting.flows
         self._replicas = replicas
+        self._by_room = by_room
         self.capacity_in_s = 0.0
 
     def found_by(self, tracked: TrackedRequest, now: float) -> Newcomer:
         """The request with what it finds; changes nothing."""
         flow, waiting = tracked.flow, self._waiting
-        edge = tracked.edge if tracked.plan is None else 0
+        edge = tracked.forecast_edge
         slack_s, longest = tracked.latest_start - now, self._longest(tracked)
         capacity = self._capacity(longest)
         if slack_s <= 0.0 or not capacity:
@@ -46,8 +50,8 @@ class QueueAhead:
         priority, ranking, before_s = flow.priority, self._flows.order.ranking, 0.0
         shares = ranking is Ranking.SHARES
         is_behind = flow.rows > 0 if shares else self._has_waiting(priority)
-        if is_behind or (tracked.plan is not None and not self._replicas.has_ready):
-            # A generation without room waits even if its flow has nothing else in the queue.
+        if is_behind or (self._by_room and not self._replicas.has_ready):
+            # A request without room waits even if its flow has nothing else in the queue.
             before_s = self._before_s(tracked, ranking, longest)
         urgent_s = 0.0
         if priority:

@@ -13,12 +13,12 @@ Retries of lost rows are not counted; they are at most as many as lost replicas 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
-from routers.estimates.generations import Generations
 from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
 
@@ -35,7 +35,8 @@ class BoundView:
     waiting: RequestQueue
     groups: ReplicaGroups
     settings: DispatcherSettings
-    generations: Generations | None = None  # None: the model does not generate
+    # What a row takes of a replica that is kept full; None: its part of a full batch.
+    row_s: Callable[[], float] | None = None
 
 
 def max_rows(view: BoundView, rows: int) -> int:
@@ -53,10 +54,8 @@ def max_rows(view: BoundView, rows: int) -> int:
 def _row_s(view: BoundView) -> float:
     """What a row takes of a replica that is kept full, reference seconds; 0.0: not known yet."""
     settings, group = view.settings, view.groups.reference
-    if group.engine is not None:
-        generations = view.generations
-        known = generations is not None and group.engine.is_measured
-        return generations.request_s if known and generations is not None else 0.0
+    if view.row_s is not None:
+        return view.row_s()
     size = settings.fixed_size or settings.max_size
     return group.cost.predict(size, view.waiting.edges[0]) / size
 

@@ -16,9 +16,9 @@ from routers.api.policies import Account, Order, Ranking
 from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import LengthRange
+from routers.policies.batching.formed_batch import FormedBatch, ReplicaCapacity
 from routers.policies.batching.view import QueueView
-from routers.state.flows import Flow
-from routers.state.formed_batch import FormedBatch, ReplicaCapacity
+from routers.state.flows import Charge, Flow
 from routers.state.lanes import Lane
 from routers.state.rows import Row
 from routers.state.tag_order import Tagged, TagOrder
@@ -118,18 +118,15 @@ class Draft:
         accounts. To be called once, at the end."""
         rows, group = self.rows, self.capacity.group
         width = self.width(self.longest, len(rows), self.total)
-        if rows[0].tracked.plan is not None:
-            predicted_s = rows[0].cost_s
-        else:
-            predicted_s = group.cost.predict(len(rows), width, self.capacity.replica_id)
+        predicted_s = group.cost.predict(len(rows), width, self.capacity.replica_id)
         if self.capacity.last_edge not in (0, self.edge):
             predicted_s += self._settings.buckets.switch_s
         lane = self.lane
-        speed = 1.0 if group.engine is not None else group.speed
-        charges = self._settled_charges(predicted_s * speed)
+        charges = self._settled_charges(predicted_s * group.speed)
         rank = (int(lane.late), lane.priority, start)
         paid = charges if self._order.settles else self._paid()
-        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed, paid, epoch)
+        charge = Charge(rank, predicted_s, charges, paid, epoch, group.speed)
+        return FormedBatch(rows, width, self.edge, charge)
 
     def _settled_charges(self, work_s: float) -> tuple[FlowWork, ...]:
         """Each flow's share of the batch's work, charged in the plan instead of its rows' own

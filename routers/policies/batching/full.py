@@ -14,10 +14,10 @@ from __future__ import annotations
 from math import inf
 
 from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.batching.shedding import in_order
 from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
-from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, Lane, LengthClass, bucket_of
 from routers.state.rows import Row
 

@@ -19,12 +19,12 @@ from routers.api.policies import Ranking
 from routers.estimates.batch_size import pays_to_wait
 from routers.estimates.groups import LengthRange
 from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.batching.shedding import Shedding
 from routers.policies.batching.spare_room import backfill, shorter_riders
 from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
 from routers.state.flows import Flow
-from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
 from routers.state.rows import Row
 

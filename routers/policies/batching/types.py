@@ -13,8 +13,8 @@ from typing import Protocol
 
 from routers.policies.admission.types import TurnLook
 from routers.policies.batching.draft import Draft
+from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.batching.view import QueueView
-from routers.state.formed_batch import ReplicaCapacity
 from routers.state.lanes import Bucket, FlowQueue, Lane
 from routers.state.rows import Row, TrackedRequest
 

@@ -8,36 +8,17 @@ have yet to read; one that is much slower than its group is penalised by as much
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import (
-    BUSY,
-    DUE,
-    IDLE,
-    OVERRUN,
-    finish_in_s,
-    load_of,
-    slowdown_of_stream,
-    speed_band,
-)
-from routers.state.replica_state import ReplicaState
-
-_READING = 4096.0  # prompt tokens yet to be read that weigh as much as a full replica
+from routers.state.replica_state import AnyReplica
 
 
 class FinishFirst:
     """The default placement."""
 
-    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
-        if replica.streams:
-            load = load_of(replica) + replica.reading / _READING
-            return BUSY, (1.0 + load) * slowdown_of_stream(replica), replica.last_used
-        if not replica.leases and replica.foreign_until <= now:
-            return IDLE, speed_band(replica), replica.last_used
-        if replica.finish_at >= now:
-            return DUE, replica.finish_at, len(replica.leases)
-        return OVERRUN, -replica.finish_at, len(replica.leases)
+    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
+        return replica.place_by_finish(now)
 
-    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
-        return finish_in_s(replica, now, batch_s)
+    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
+        return replica.finish_in_s(now, batch_s)
 
-    def answered(self, replica: ReplicaState, now: float) -> None:
+    def answered(self, replica: AnyReplica, now: float) -> None:
         """Learns nothing from it."""

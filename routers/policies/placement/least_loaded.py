@@ -7,19 +7,19 @@ requests as in Envoy and NGINX (`least_conn`), over all replicas instead of two.
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import BUSY, IDLE, leases_in_flight
-from routers.state.replica_state import ReplicaState
+from routers.state.ready_replicas import leases_in_flight
+from routers.state.replica_state import BUSY, IDLE, AnyReplica
 
 
 class LeastLoaded:
     """Compares replicas by leases in flight."""
 
-    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         inflight = leases_in_flight(replica, now)
         return (BUSY if inflight else IDLE), inflight, replica.last_used
 
-    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         return leases_in_flight(replica, now)
 
-    def answered(self, replica: ReplicaState, now: float) -> None:
+    def answered(self, replica: AnyReplica, now: float) -> None:
         """Learns nothing from it."""

@@ -15,8 +15,8 @@ from bisect import bisect_left, insort
 from collections import deque
 from math import inf
 
-from routers.state.ready_replicas import BUSY, IDLE, OVERRUN, leases_in_flight, speed_band
-from routers.state.replica_state import ReplicaState
+from routers.state.ready_replicas import leases_in_flight, speed_band
+from routers.state.replica_state import BUSY, IDLE, OVERRUN, AnyReplica
 
 _HOT = 0.84  # as the paper found best
 _SAMPLES = 100
@@ -30,7 +30,7 @@ class Prequal:
         self._came: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         inflight = leases_in_flight(replica, now)
         if not inflight:
             return IDLE, speed_band(replica), replica.last_used
@@ -38,13 +38,13 @@ class Prequal:
             return OVERRUN, inflight, speed_band(replica)
         return BUSY, (1.0 + inflight) * replica.slowdown, inflight
 
-    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         inflight = leases_in_flight(replica, now)
         if inflight and inflight >= self._limit():
             return _FAR * (1.0 + inflight)
         return (1.0 + inflight) * batch_s * replica.slowdown
 
-    def answered(self, replica: ReplicaState, now: float) -> None:
+    def answered(self, replica: AnyReplica, now: float) -> None:
         """Sample its leases in flight."""
         inflight = leases_in_flight(replica, now)
         insort(self._sorted, inflight)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import BUSY, IDLE, leases_in_flight
-from routers.state.replica_state import ReplicaState
+from routers.state.ready_replicas import leases_in_flight
+from routers.state.replica_state import BUSY, IDLE, AnyReplica
 
 
 class RoundRobin:
     """Compares replicas by their last use."""
 
-    def place(self, replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         return (BUSY if leases_in_flight(replica, now) else IDLE), replica.last_used, 0.0
 
-    def score(self, replica: ReplicaState, now: float, batch_s: float) -> float:
+    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         return replica.last_used
 
-    def answered(self, replica: ReplicaState, now: float) -> None:
+    def answered(self, replica: AnyReplica, now: float) -> None:
         """Learns nothing from it."""

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from deployments.contract.channel.frames import Kind, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
-from routers.policies.suspects import MAX_RUNS
+from routers.shared.suspects import MAX_RUNS
 from runtimes.errors import BadRows, OutOfMemory, RunError, Unhealthy
 from runtimes.types import Ragged, TensorSpec
 

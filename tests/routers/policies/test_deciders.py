@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from routers.api.actions import Dispatch
 from routers.api.settings import HedgeParameters, OutlierParameters
-from routers.policies.hedging.batches import Finding, Hedging
-from routers.policies.hedging.quantile import QuantileDelay
-from routers.policies.outliers import Outliers, Verdict
-from routers.state.replica_state import Lease, ReplicaState
+from routers.batch.hedging import Finding, Slowness
+from routers.batch.lease import BatchLease, BatchReplica
+from routers.policies.hedging import QuantileDelay
+from routers.shared.health import Outliers, Verdict
+from routers.state.replica_state import EJECTED
 
 TAKES_S = 0.01
 
@@ -25,20 +25,28 @@ class Seen:
     """A core's replicas, leases and rows, as its policies are shown them."""
 
     def __init__(self, core) -> None:
-        self.core, self.state = core, core.dispatcher._state
+        self.core, self.scheduler = core, core.dispatcher
 
-    def replica(self, replica_id: str) -> ReplicaState:
-        return self.state.replicas.by_id[replica_id]
+    def replica(self, replica_id: str) -> BatchReplica:
+        return self.scheduler._replicas.by_id[replica_id]
 
-    def lease(self, lease: Dispatch) -> Lease:
-        return self.state.leases.open[lease.lease_id]
+    def lease(self, lease: Dispatch) -> BatchLease:
+        return self.scheduler._leases.open[lease.lease_id]
 
     def values(self) -> list[Any]:
         """Of all fields of all of them; the records themselves by identity."""
-        replicas, leases = self.state.replicas.by_id.values(), self.state.leases.open.values()
-        rows = [row for tracked in self.state.requests.live.values() for row in tracked.rows]
+        replicas, leases = (
+            self.scheduler._replicas.by_id.values(),
+            self.scheduler._leases.open.values(),
+        )
+        rows = [row for tracked in self.scheduler._requests.live.values() for row in tracked.rows]
         records = [*replicas, *leases, *rows]
-        return [(f.name, repr_of(getattr(r, f.name))) for r in records for f in fields(r)]
+        return [(name, repr_of(getattr(r, name))) for r in records for name in fields_of(r)]
+
+
+def fields_of(record: Any) -> list[str]:
+    slots = [name for each in type(record).__mro__ for name in getattr(each, "__slots__", ())]
+    return [*slots, *getattr(record, "__dict__", {})]
 
 
 def repr_of(value: Any) -> Any:
@@ -66,11 +74,11 @@ def seen(start):
 # ---- hedging
 
 
-def hedging_of(settings: HedgeParameters) -> Hedging:
-    return Hedging(settings, QuantileDelay.of(settings))
+def hedging_of(settings: HedgeParameters) -> Slowness:
+    return Slowness(settings, QuantileDelay.of(settings))
 
 
-def busy(seen) -> tuple[Lease, Lease]:
+def busy(seen) -> tuple[BatchLease, BatchLease]:
     """A lease that runs and one that is staged behind it."""
     seen.core.replicas("a", capacity=2)
     actions = seen.core.arrive(1) + seen.core.arrive(2)
@@ -110,21 +118,21 @@ def test_what_waits_behind_a_slow_batch_is_not_overdue(seen):
 
 def test_three_slow_answers_eject_and_what_its_probes_take_decides_for_how_long(seen):
     outliers = Outliers(OutlierParameters(probe_s=1.0, max_probe_s=3.0))
-    replica, pool = seen.replica("b"), seen.state.replicas.by_id.values()
-    replica.runs_at(9.0)
+    replica, pool = seen.replica("b"), seen.scheduler._replicas.by_id.values()
+    replica.slowdown = 9.0
     before = seen.values()
     verdicts = [outliers.judge(replica, 9.0, pool) for _ in range(3)]
     assert verdicts == [Verdict.AS_BEFORE, Verdict.AS_BEFORE, Verdict.EJECT]
     assert seen.values() == before
 
-    seen.state.replicas.eject(replica)
+    seen.scheduler._replicas.eject(replica)
     outliers.ejected(replica)
     intervals = [outliers.probe_every_s(replica)]
     for ratio in (9.0, 9.0, 1.0):
         assert outliers.judge(replica, ratio, pool) is Verdict.PROBE
         intervals.append(outliers.probe_every_s(replica))
     assert intervals == [1.0, 2.0, 3.0, 1.0]
-    replica.runs_at(1.0)
+    replica.slowdown = 1.0
     assert outliers.judge(replica, 1.0, pool) is Verdict.READMIT
-    assert replica.ejected  # until that is done
-    seen.state.replicas.readmit(replica)
+    assert replica.reasons & EJECTED  # until that is done
+    seen.scheduler._replicas.readmit(replica)

@@ -11,10 +11,9 @@ from routers.api.actions import Dispatch
 from routers.api.events import Reconfigure
 from routers.api.settings import HedgeParameters, PolicyNames
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.policies.hedging.multiple import MultipleDelay
-from routers.policies.hedging.quantile import QuantileDelay
+from routers.policies.hedging import MultipleDelay, QuantileDelay
 from routers.policies.registry import HEDGINGS
-from routers.policies.stream_hedging import FirstTokenWait, race_at
+from routers.stream.first_tokens import FirstTokenWait, race_at
 from tests.routers.invariants import check
 
 TAKES_S = 0.01
@@ -116,7 +115,7 @@ def test_the_policy_may_change_while_a_batch_runs_and_what_was_measured_stays(st
             replace(core.dispatcher._requests.settings, policies=PolicyNames(hedging=after))
         )
     )
-    assert type(core.dispatcher._copies.hedging.policy) is type(HEDGINGS[after](SETTINGS))
+    assert type(core.dispatcher._hedger.slowness.policy) is type(HEDGINGS[after](SETTINGS))
     assert len(sent(core.tick(0.5 + 2.5 * TAKES_S))) == 1
     check(core.dispatcher)
 

@@ -20,11 +20,13 @@ from routers.api.settings import (
     Mode,
     PolicyNames,
 )
+from routers.batch.lease import BatchReplica
+from routers.batch.scheduler import BatchScheduler
+from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
+from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
-from routers.shared.dispatcher import Dispatcher
 from routers.simulation.simulator import Arrival, SimDevice, simulate
-from routers.state.formed_batch import ReplicaCapacity
 from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
@@ -80,7 +82,7 @@ def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
 @pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
 def test_unknown_name_is_refused_with_those_that_are_known(kind):
     with pytest.raises(BadSettings, match=rf"policies\.{kind} must be one of .*, got 'best'"):
-        Dispatcher(under(**{kind: "best"}))
+        BatchScheduler(under(**{kind: "best"}))
 
 
 # ---- a queue to be looked at
@@ -90,7 +92,7 @@ class Full:
     """A core in which much waits and no replica runs."""
 
     def __init__(self, settings: DispatcherSettings, tenants: int = 3, rows: int = 60) -> None:
-        self.core = Dispatcher(settings)
+        self.core = BatchScheduler(settings)
         rng = random.Random(7)
         for number in range(rows):
             tenant, weight = f"t{number % tenants}", 1.0 + number % tenants
@@ -106,7 +108,7 @@ class Full:
         group = self.requests.groups.reference
         lane = next(lane for lane in self.requests.waiting.lanes() if lane.rows)
         capacity = ReplicaCapacity("r", group, trusted=True)
-        return self.requests.batching.lead(self.requests.view, lane, capacity, now)
+        return self.core._forming._batching.lead(self.core._forming._view, lane, capacity, now)
 
     def digest(self):
         """Where everything stands."""
@@ -144,7 +146,7 @@ def test_a_lane_without_rows_leads_nothing(batching):
     lane = full.requests.waiting.on_time[0]
     full.requests.cancel(0, [])
     capacity = ReplicaCapacity("r", full.requests.groups.reference)
-    assert full.requests.batching.lead(full.requests.view, lane, capacity, 0.0) is None
+    assert full.core._forming._batching.lead(full.core._forming._view, lane, capacity, 0.0) is None
 
 
 # ---- order
@@ -152,7 +154,7 @@ def test_a_lane_without_rows_leads_nothing(batching):
 
 def served(settings: DispatcherSettings, asked, batches: int = 40) -> list[int]:
     """Requests in the order they were sent to one replica, which takes one at a time."""
-    core, ids = Dispatcher(replace(settings, max_size=1)), []
+    core, ids = BatchScheduler(replace(settings, max_size=1)), []
     for request in asked:
         core.step(Arrive(request), 0.0)
     actions = core.step(Replicas((Replica("r", 1.0),)), 0.0)
@@ -184,7 +186,7 @@ def test_orders_by_shares_serve_by_weight(order):
 
 @pytest.mark.parametrize("order", SHARING)
 def test_who_comes_late_gets_no_credit_and_does_not_wait_for_others_backlog(order):
-    core = Dispatcher(replace(under(order=order), max_size=1))
+    core = BatchScheduler(replace(under(order=order), max_size=1))
     for request in backlog({"old": 1.0}):
         core.step(Arrive(request), 0.0)
     actions, now, since = core.step(Replicas((Replica("r", 1.0),)), 0.0), 0.0, []
@@ -277,7 +279,7 @@ class Cold:
     def __init__(self, name: str, leases: int, slowdown: float = 1.0, foreign: int = 0) -> None:
         self.name, self.slowdown, self.last_used = name, slowdown, 0
         self.leases = dict.fromkeys(range(leases))
-        self.foreign_leases, self.foreign_until, self.streams = foreign, 1.0, False
+        self.foreign_leases, self.foreign_until = foreign, 1.0
 
 
 @pytest.mark.interpreted
@@ -307,8 +309,9 @@ def test_what_other_gateways_hold_counts_until_it_should_have_ended(placement):
 @pytest.mark.interpreted
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_asking_a_placement_changes_no_answer(placement):
-    rule, replica = PLACEMENTS[placement](), Cold("a", 2)
-    replica.finish_at, replica.reading = 0.5, 0.0
+    rule = PLACEMENTS[placement]()
+    replica = BatchReplica(Replica("a", 2), ReplicaGroup("", 0, DispatcherSettings((16,))))
+    replica.finish_at = replica.foreign_until = 0.5
     rule.answered(replica, 0.0)
     first = rule.place(replica, 0.0), rule.score(replica, 0.0, 0.01)
     for _ in range(5):
@@ -352,12 +355,12 @@ def test_finish_first_uses_a_slow_replica_less_and_round_robin_does_not():
 
 def test_a_controller_that_is_named_twice_or_given_a_mode_elsewhere_is_refused():
     with pytest.raises(BadSettings, match=r"policies\.admission names one twice: codel, codel"):
-        Dispatcher(under(admission=("codel", "codel")))
+        BatchScheduler(under(admission=("codel", "codel")))
     with pytest.raises(BadSettings, match=r"policies\.admission must be one of .*, got 'best'"):
-        Dispatcher(under(admission=("codel", "best")))
+        BatchScheduler(under(admission=("codel", "best")))
     modes = AdmissionParameters(modes=(("codel", Mode.OFF),))
     with pytest.raises(BadSettings, match=r"admission\.modes: 'codel' has none to be set there"):
-        Dispatcher(replace(SETTINGS, admission=modes))
+        BatchScheduler(replace(SETTINGS, admission=modes))
 
 
 def in_mode(mode: Mode, names: tuple[str, ...]) -> DispatcherSettings:
@@ -486,7 +489,7 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
 @pytest.mark.parametrize("after", ORDERS)
 def test_nobody_starves_after_a_change_of_order_whatever_replicas_still_say(before, after):
     """A replica goes on telling the highest tag that it has seen, of whichever order."""
-    core, now, told = Dispatcher(replace(under(order=before), max_size=1)), 0.0, 0.0
+    core, now, told = BatchScheduler(replace(under(order=before), max_size=1)), 0.0, 0.0
     for request in backlog({"old": 1.0}, each=400):
         core.step(Arrive(request), 0.0)
     actions, newcomers = core.step(Replicas((Replica("r", 1.0),)), 0.0), 0

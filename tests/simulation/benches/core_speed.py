@@ -39,7 +39,7 @@ from loadtests.traffic.workload import poisson_times
 from routers.api.actions import Action, Reject
 from routers.api.events import Event
 from routers.api.settings import DispatcherSettings
-from routers.shared.dispatcher import Dispatcher
+from routers.batch.scheduler import BatchScheduler
 from routers.simulation.simulator import Arrival, SimDevice, World
 from routers.simulation.simulator import run as simulate
 from tests.simulation.benches.in_time import Tallied, service_s
@@ -83,7 +83,7 @@ class Recorder:
 
     def __init__(self, settings: DispatcherSettings) -> None:
         self.told: list[Told] = []
-        self._core = Dispatcher(settings)
+        self._core = BatchScheduler(settings)
         self.snapshot = self._core.snapshot
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -175,7 +175,7 @@ def request_us(level: Level) -> float:
     its garbage, and not looked through for any."""
     gc.collect()
     gc.freeze()
-    step = Dispatcher(level.settings).step
+    step = BatchScheduler(level.settings).step
     for each in level.told[: level.filling]:
         step(each.event, each.now)
     rest = level.told[level.filling :]
@@ -188,7 +188,7 @@ def request_us(level: Level) -> float:
 
 def parts_of(level: Level) -> Counter[str]:
     """Seconds by module of the core, what it calls of Python's own included."""
-    step, profile = Dispatcher(level.settings).step, cProfile.Profile()
+    step, profile = BatchScheduler(level.settings).step, cProfile.Profile()
     for each in level.told[: level.filling]:
         step(each.event, each.now)
     profile.enable()
@@ -225,7 +225,7 @@ def refused_arrivals(tenants: int) -> Iterator[Arrival]:
 def refusal_us(told: list[Told]) -> float:
     """Microseconds of processor time a refusal in a fresh dispatcher; refusals that follow each
     other are timed together."""
-    step, spent_s, refusals = Dispatcher(REFUSING).step, 0.0, 0
+    step, spent_s, refusals = BatchScheduler(REFUSING).step, 0.0, 0
     alike = [(refused, list(each)) for refused, each in groupby(told, key=counts)]
     gc.collect()
     for refused, events in alike:

@@ -14,7 +14,7 @@ from statistics import mean
 
 from loadtests.traffic.workload import poisson_times
 from routers.api.settings import BucketSettings, DispatcherSettings
-from routers.shared.dispatcher import Dispatcher
+from routers.batch.scheduler import BatchScheduler
 from routers.simulation.baselines import Fifo
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
@@ -95,7 +95,7 @@ class Traffic:
 
 def tallied(traffic: Traffic, kind: str, edges: tuple[int, ...], seed: int) -> Tallied:
     tally = Tallied()
-    world = World((SimDevice("a", service_s),), core=Fifo if kind == FIFO else Dispatcher)
+    world = World((SimDevice("a", service_s),), core=Fifo if kind == FIFO else BatchScheduler)
     run(settings_of(traffic.lengths, edges), traffic.arrivals(seed), world, tally)
     return tally
 

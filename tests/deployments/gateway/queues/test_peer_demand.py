@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.gateway.queues.lease_calls import PeerQueueDepth
-from routers.batch.staging import REPORT_EVERY_S
+from routers.shared.staging import REPORT_EVERY_S
 
 SOME, OTHER = ((0, "x", 1.0),), ((0, "x", 2.0),)
 

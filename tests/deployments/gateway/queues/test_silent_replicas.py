@@ -27,7 +27,6 @@ from deployments.gateway.rows import RowColumn, Rows
 from deployments.process.replica_directory import RunningReplica
 from routers.api.actions import Action
 from routers.api.settings import DispatcherSettings
-from routers.shared.suspension import suspend
 
 Describe = Callable[..., ModelDescription]
 STUMBLED = (RowError(0, False, "stumbled"),)
@@ -37,7 +36,7 @@ def falls_silent(queue: DispatcherDriver[Any], replica_id: str) -> None:
     """As the dispatcher finds it when its time has come."""
     actions: list[Action] = []
     dispatcher, now = queue._dispatcher, clock()
-    suspend(dispatcher._state, dispatcher._replicas.by_id[replica_id], now, actions)
+    dispatcher._suspend(dispatcher._replicas.by_id[replica_id], now, actions)
     queue._perform([*actions, *dispatcher.decide(now)], now)
 
 

@@ -5,7 +5,7 @@ from math import inf, isfinite, nan
 import pytest
 
 from routers.api.requests import Report
-from routers.shared.lease_completion import believable
+from routers.shared.endings import believable
 
 
 def test_what_is_possible_is_believed_as_it_is():

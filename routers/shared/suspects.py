@@ -4,17 +4,17 @@ Such a row may be what ended the replica. It travels alone, so that a second los
 cause. While its time allows, it is not tried where a second loss would leave no replica: it waits
 until another replica is well and tries no such row itself. It waits for half of the time that it
 has left, `hold_s` at most, and is then tried all the same, because most replicas are lost for other
-reasons. Where there has only ever been one replica, it does not wait. Stream replicas run rows side
-by side, and no row is held back from them.
+reasons. Where there has only ever been one replica, it does not wait. Streams run side by side, and
+none is held back: their scheduler does not ask.
 """
 
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 from routers.api.requests import Reason
-from routers.state.formed_batch import ReplicaCapacity
-from routers.state.replica_state import Lease, ReplicaState
+from routers.state.replica_state import AnyReplica
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
@@ -29,12 +29,12 @@ _HELD_SHARE = 0.5  # of the time that a request has left
 class Suspects:
     """Which rows are held back, and until when. `hold_s`: the longest that a row is held back."""
 
-    def __init__(self, replicas: ReplicaSet) -> None:
+    def __init__(self, replicas: ReplicaSet[Any]) -> None:
         self.hold_s = 0.0
         self._replicas = replicas
         self._replaced_by = -inf  # another replica is expected until then
 
-    def lost(self, replica: ReplicaState, now: float) -> None:
+    def lost(self, replica: AnyReplica, now: float) -> None:
         """A row comes back from a lease that was lost with this replica."""
         if any(each is not replica and not each.draining for each in self._replicas.by_id.values()):
             self._replaced_by = now + self.hold_s
@@ -46,20 +46,18 @@ class Suspects:
             return row.held_until
         return now + min(self.hold_s, _HELD_SHARE * (row.tracked.request.expires - now))
 
-    def may_go_at(self, row: Row, capacity: ReplicaCapacity, now: float) -> float:
-        """When the row may be tried on this replica, once that holds nothing: now, or when it is no
-        longer held back; inf: not while other replicas run."""
-        if not capacity.allows(row):
-            return inf
-        if now >= row.held_until or capacity.streams:
+    def may_go_at(self, row: Row, replica_id: str, now: float) -> float:
+        """When the row may be tried on this replica, which it is allowed to be: now, or when it is
+        no longer held back."""
+        if now >= row.held_until:
             return now
         for replica in self._replicas.by_id.values():
-            if _remains(replica) and replica.spec.replica_id != capacity.replica_id:
+            if replica.remains() and replica.spec.replica_id != replica_id:
                 return now
         return row.held_until
 
 
-def may_run_again(row: Row, lease: Lease, now: float) -> bool:
+def may_run_again(row: Row, now: float, *, had_begun: bool) -> bool:
     """Whether a row may run again after its lease was lost, a loss that is already counted. A row
     that had begun alone may not; if it had not begun, something else has ended its replica."""
     request = row.tracked.request
@@ -67,7 +65,6 @@ def may_run_again(row: Row, lease: Lease, now: float) -> bool:
         return False
     if row.losses + row.copied >= MAX_RUNS:
         return False
-    had_begun = lease.opened or lease.replica.streams
     return not (row.isolated and had_begun)
 
 
@@ -82,8 +79,3 @@ def may_run_after_failure(row: Row, now: float) -> bool:
     if row.shown or not request.retryable or request.expires <= now or row.failed:
         return False
     return row.losses + row.copied < MAX_RUNS
-
-
-def _remains(replica: ReplicaState) -> bool:
-    """Whether the replica goes on serving whatever becomes of the rows that are tried elsewhere."""
-    return not (replica.draining or replica.unhealthy or replica.isolated_leases)

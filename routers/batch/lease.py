@@ -1,0 +1,278 @@
+"""A batch replica, a batch that it holds, and what it may be given or asked back.
+
+A lease takes one slot. The leases of a replica run one after another, behind the batches that other
+gateways have started there. So `BatchLease.starts_at` is a prediction until the replica reports
+`Opened`, or until the lease before it has closed. A replica that runs nothing is due at once. One
+that runs a batch is due at its predicted finish less the measured transport (*just in time*), so
+that the staged batch binds its rows as late as it can without leaving the device idle; while no
+transport has been measured there, it is due at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import ClassVar
+
+from routers.api.requests import Replica, ReplicaKind
+from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.policies.batching.formed_batch import FormedBatch, ReplicaCapacity
+from routers.state.ready_replicas import Placement, speed_band
+from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
+from routers.state.replicas import ReplicaSet
+
+_SLACK = 32  # stale entries allowed before a heap is compacted
+
+PreemptionEntry = tuple[int, int, int, "BatchReplica"]
+"""(-late, -priority, number of the push, replica): an entry of `PreemptibleReplicas`, by the
+standing of the lease that the replica would return. The least urgent comes first."""
+
+
+class BatchReplica(ReplicaState["BatchLease"]):
+    """A replica that runs batches one after another; `held` counts slots."""
+
+    def __init__(self, spec: Replica, group: ReplicaGroup) -> None:
+        super().__init__(spec, group)
+        self.isolated_leases = 0  # open leases of rows that travel alone
+        self.finish_at = 0.0  # predicted end of its last lease
+        self.last_edge = 0  # bucket of the last lease that it was sent; 0: none yet
+        self.answered_at = -inf  # when its last answer came
+        self.idle_from = 0.0  # when the batch of that answer had left the device
+        self.busy_until = 0.0  # the predicted finish that its group was last told
+        # Its place among those that would return a batch.
+        self.preemption_entry: PreemptionEntry | None = None
+
+    def has_room(self) -> bool:
+        """Whether one more lease fits. One that holds a row that travels alone takes nothing beside
+        it."""
+        return self.held + 1.0 <= self.spec.capacity and not self.isolated_leases
+
+    def may_probe(self) -> bool:
+        """It must hold nothing."""
+        return not self.leases
+
+    def due_at(self) -> float | None:
+        if not self.has_room():
+            return None
+        if self.transport_s is None:
+            return self.blocked_until
+        head = self.head()
+        running_s = head.predicted_s if head is not None else self.group.batch_s
+        return max(self.finish_at - self.lead_s(running_s), self.blocked_until)
+
+    def busy_share(self) -> float:
+        """Whether it holds a batch."""
+        return 1.0 if self.leases else 0.0
+
+    def place_by_finish(self, now: float) -> tuple[int, float, float]:
+        if not self.leases and self.foreign_until <= now:
+            return IDLE, speed_band(self), self.last_used
+        if self.finish_at >= now:
+            return DUE, self.finish_at, len(self.leases)
+        return OVERRUN, -self.finish_at, len(self.leases)
+
+    def finish_in_s(self, now: float, next_s: float) -> float:
+        own_s = next_s * self.slowdown
+        if not self.leases and self.foreign_until <= now:
+            return own_s
+        return abs(self.finish_at - now) + own_s
+
+    def finishes_at(self) -> float:
+        return self.finish_at
+
+    def remains(self) -> bool:
+        return not (self.draining or self.unhealthy or self.isolated_leases)
+
+    # -- its leases
+
+    def took(self, lease: BatchLease) -> None:
+        """Record that it was sent the lease, and runs it behind those that it holds."""
+        self.leases[lease.lease_id] = lease
+        self.held += 1.0
+        self.isolated_leases += lease.isolated
+        self.last_used = lease.lease_id
+        self.last_edge = lease.batch.edge
+        self.finish_at = lease.starts_at + lease.predicted_s
+
+    def gave_back(self, lease: BatchLease, now: float) -> None:
+        """Record that the lease has closed. If that lease was running, the one staged behind it is
+        taken to start now."""
+        was_head = self.head() is lease
+        del self.leases[lease.lease_id]
+        self.held -= 1.0
+        self.isolated_leases -= lease.isolated
+        if was_head:
+            head = self.head()
+            if head is not None and not head.opened:
+                head.starts_at = max(now, self.foreign_until)
+
+    def predict_finish(self, now: float) -> None:
+        """Predict anew when its open leases will have finished, one after another. A lease that was
+        recalled before it opened is taken not to run."""
+        finish = self.foreign_until if self.foreign_until > now else 0.0
+        for position, lease in enumerate(self.leases.values()):
+            if lease.recalled and not lease.opened:
+                continue
+            if position and not lease.opened:
+                lease.starts_at = max(now, finish)
+            finish = max(finish, lease.starts_at + lease.predicted_s)
+        self.finish_at = finish
+
+
+class BatchLease(Lease[BatchReplica]):
+    """One batch that a replica holds. `starts_at` is predicted until `opened`."""
+
+    def __init__(
+        self, lease_id: int, replica: BatchReplica, batch: FormedBatch, now: float
+    ) -> None:
+        super().__init__(lease_id, replica, batch.rows, now)
+        self.batch = batch
+        self.predicted_s = batch.charge.predicted_s
+        self.starts_at = max(now, replica.finish_at)
+        self.staged = bool(replica.leases)  # sent while the replica held another lease
+        self.isolated = batch.rows[0].isolated  # of a row that travels alone
+        self.non_preemptible = False  # not given up for more urgent work
+
+    @property
+    def rank(self) -> tuple[int, int, float]:
+        """See `api.actions.Dispatch`."""
+        return self.batch.charge.rank
+
+
+class BatchReplicas(ReplicaSet[BatchReplica]):
+    """All batch replicas of a model."""
+
+    kind: ClassVar[ReplicaKind] = ReplicaKind.BATCH
+
+    def __init__(self, groups: ReplicaGroups, placement: Placement) -> None:
+        super().__init__(groups, placement)
+        self.preemptible = PreemptibleReplicas()
+
+    def make(self, spec: Replica, group: ReplicaGroup) -> BatchReplica:
+        return BatchReplica(spec, group)
+
+    def update(self, replicas: Iterable[Replica], now: float) -> list[BatchReplica]:
+        for replica in self.by_id.values():
+            replica.busy_until = 0.0  # groups are counted anew
+        return super().update(replicas, now)
+
+    def follow(self, replica: BatchReplica) -> None:
+        if len(self.groups.by_name) > 1:
+            free = replica.reasons or replica.draining
+            until = 0.0 if free else replica.finish_at
+            replica.group.busy_until(replica.busy_until, until)
+            replica.busy_until = until
+        self.preemptible.place(replica)
+
+    def capacity_of(self, replica: BatchReplica, now: float, *, trusted: bool) -> ReplicaCapacity:
+        """What the replica can take now, as batching policies are told it. `trusted`: costs are
+        known even for replicas that have not answered yet."""
+        return ReplicaCapacity(
+            replica.spec.replica_id,
+            replica.group,
+            idle=not replica.leases,
+            trusted=trusted or replica.answers > 0,
+            last_edge=replica.last_edge,
+            lengths=self.lengths_of(replica),
+            longest_beside=self.longest_beside(replica),
+            starts_in_s=max(0.0, replica.finish_at - now),
+            others_idle=self.ready.others_idle(replica),
+            groups=self.groups if len(self.groups.by_name) > 1 else None,
+        )
+
+
+class PreemptibleReplicas:
+    """Full batch replicas by group, ordered by the standing of the lease that each would return,
+    the least urgent first."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[ReplicaGroup, _Heap] = {}
+        self._pushed = 0
+
+    def place(self, replica: BatchReplica) -> None:
+        """Find the replica's place anew. To be called after anything about its leases has
+        changed."""
+        lease = preemptible_lease(replica)
+        entry = replica.preemption_entry
+        if lease is None:
+            if entry is not None:
+                self._heaps[replica.group].count -= 1
+                replica.preemption_entry = None
+            return
+        heap = self._heaps.get(replica.group)
+        if heap is None:
+            heap = self._heaps[replica.group] = _Heap()
+        late, priority = lease.rank[:2]
+        if entry is not None:
+            if entry[:2] == (-late, -priority):
+                return
+            heap.count -= 1
+        self._pushed += 1
+        heap.count += 1
+        replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
+        heap.push(entry)
+
+    def least_urgent(
+        self, counts: Callable[[ReplicaGroup], bool] | None = None
+    ) -> BatchReplica | None:
+        """The replica that would return the least urgent batch, of the groups that count (None:
+        all); None where none would return one."""
+        least: PreemptionEntry | None = None
+        for group, heap in self._heaps.items():
+            entry = heap.first() if counts is None or counts(group) else None
+            if entry is not None and (least is None or entry[:3] < least[:3]):
+                least = entry
+        return None if least is None else least[3]
+
+
+class _Heap:
+    """The entries of one group's replicas; `count` of them are valid."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._entries: list[PreemptionEntry] = []
+
+    def push(self, entry: PreemptionEntry) -> None:
+        heappush(self._entries, entry)
+        if len(self._entries) > 2 * self.count + _SLACK:
+            self._entries = [each for each in self._entries if _is_valid(each)]
+            heapify(self._entries)
+
+    def first(self) -> PreemptionEntry | None:
+        entries = self._entries
+        while entries and not _is_valid(entries[0]):
+            heappop(entries)
+        return entries[0] if entries else None
+
+
+def _is_valid(entry: PreemptionEntry) -> bool:
+    """Whether this is the last entry that was made for its replica."""
+    valid = entry[3].preemption_entry
+    return valid is not None and valid[2] == entry[2]
+
+
+def standing(replica: BatchReplica) -> tuple[int, int]:
+    """(late, priority) of the batch that this replica, one of those that would return one, would
+    return; the higher, the less urgent."""
+    entry = replica.preemption_entry
+    assert entry is not None
+    return -entry[0], -entry[1]
+
+
+def preemptible_lease(replica: BatchReplica) -> BatchLease | None:
+    """The least urgent lease staged at a full, healthy batch replica; None where there is none that
+    may be returned."""
+    if replica.draining or replica.unhealthy or replica.held != replica.spec.capacity:
+        return None
+    head = replica.head()
+    staged = [
+        lease
+        for lease in replica.leases.values()
+        if lease is not head and not (lease.opened or lease.non_preemptible or lease.is_probe)
+    ]
+    return max(staged, key=_rank, default=None)
+
+
+def _rank(lease: BatchLease) -> tuple[int, int, float]:
+    return lease.rank

@@ -1,0 +1,83 @@
+"""What that was sent gives its place to what is more urgent?
+
+Two sorts of work may be taken back for an on-time row that waits. On a batch replica: a batch that
+is staged there unstarted. One lease more than fits is sent, and the replica, whose rule is to
+return its least urgent staged batch, returns it. No work is lost and no message is added. On a
+stream replica, where settings allow it: a lease of whose answer no token has come, and nothing has
+been given to its caller, whose rows are all retryable and were not stopped before.
+
+A policy is told nothing else, so that none can lose work. It says what gives way, if anything
+does; the core sends, recalls and counts. A batch that leads because its priority had been passed
+over too long is never taken back, and no batch is while such a one is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from routers.state.replica_state import AnyLease
+
+
+class BegunStreams(Protocol):
+    """The streams that run, of which some may be stopped."""
+
+    def priorities(self) -> Iterable[int]:
+        """The priorities that have an open lease."""
+        ...
+
+    def last_begun(self, priority: int) -> AnyLease | None:
+        """Of the leases of this priority that may be stopped, the one that began last; None where
+        there is none among the latest few."""
+        ...
+
+
+class Preemption(Protocol):
+    """What gives way to a row of the priority `urgent` that waits on time?"""
+
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        """Whether the least urgent batch that a full replica would return does. `least`: its
+        standing (late, priority); the higher, the less urgent."""
+        ...
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        """The stream lease that is stopped, so that its row waits again; None: none is."""
+        ...
+
+
+class LeastUrgent:
+    """The least urgent work that may, where it is less urgent. Late batches are less urgent than
+    any on time. Of streams of the least urgent priority that runs, the one that began last gives
+    way: it loses least. Optimises the wait of the most urgent rows. vLLM stops sequences in the
+    same order."""
+
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return least > (0, urgent)
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        least = max(begun.priorities(), default=0)
+        return begun.last_begun(least) if least > urgent else None
+
+
+class LeastWorkLost(LeastUrgent):
+    """Of all less urgent streams the one that was sent last. Optimises device seconds: what the
+    engine has done for a stream that has no token yet, at most the seconds since it was sent, is
+    done twice. Staged batches lose nothing: of those the least urgent gives way."""
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        latest: AnyLease | None = None
+        for priority in sorted(begun.priorities(), reverse=True):
+            lease = begun.last_begun(priority) if priority > urgent else None
+            if lease is not None and (latest is None or lease.sent_at > latest.sent_at):
+                latest = lease
+        return latest
+
+
+class Never:
+    """Nothing that was sent: priorities hold in the queue alone."""
+
+    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+        return False
+
+    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+        return None
