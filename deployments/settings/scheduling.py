@@ -177,9 +177,10 @@ class PolicySettings(Section):
     batching: BatchingName = Field(
         default="ragged",
         description="Which rows form a batch? Rows of similar lengths, and others if adding them "
-        "costs less than it saves (`ragged`); rows of one bucket (`bucket`); or rows of any length "
-        "in the order of their turns (`arrival`). Engines of models that generate batch by "
-        "themselves.",
+        "costs less than it saves (`ragged`); rows of one bucket (`bucket`); rows of any length in "
+        "the order of their turns (`arrival`); or rows of one bucket once there are three quarters "
+        "of a full batch, or one of them has waited for half of the time that it may (`full`). "
+        "Engines of models that generate batch by themselves.",
     )
     placement: PlacementName = Field(
         default="finish_first",

@@ -152,6 +152,7 @@ class Snapshot:
 
     budget_s: float = 0.0  # device seconds that may be spent on copies now
     utilisation: float = 0.0  # lately busy share of the replicas
+    pressure: int = 0  # 0 to 3, see `estimates.pressure`
     # EWMAs, see `state.leases.DispatchCounts`.
     idle_gap_s: float = 0.0
     early_binding_s: float = 0.0

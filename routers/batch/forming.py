@@ -35,7 +35,7 @@ class Forming:
 
     def __init__(self, settings: DispatcherSettings, requests: RequestTable) -> None:
         self._requests = requests
-        self.held_until: float | None = None  # until when an idle replica lets a batch grow
+        self.held_until: float | None = None  # until when a replica lets a batch grow
         # When the first retried row that was held back in this step may risk the last replica.
         self.next_retry_at = inf
         self._batching = BATCHINGS[settings.policies.batching]()
@@ -55,10 +55,21 @@ class Forming:
         self, capacity: ReplicaCapacity, now: float, actions: list[Action]
     ) -> FormedBatch | None:
         """The batch for this replica: its rows have left the queue, and their flows are charged.
-        None: the replica may take no row, or it is idle and waits until `held_until` for a larger
-        batch."""
+        None: the replica may take no row, or it waits for a larger batch, until `held_until` or
+        longer: that is the earliest time until which a replica waits."""
+        self._requests.waiting.reorder()
+        earlier, self.held_until = self.held_until, None
+        batch = self._first(capacity, now, actions)
+        if earlier is not None and (self.held_until is None or earlier < self.held_until):
+            self.held_until = earlier
+        return batch
+
+    def _first(
+        self, capacity: ReplicaCapacity, now: float, actions: list[Action]
+    ) -> FormedBatch | None:
+        """The batch of the first lane that has one for this replica. Lanes after one that waits for
+        more rows are not asked."""
         requests, lengths = self._requests, capacity.lengths
-        requests.waiting.reorder()
         for lane in requests.waiting.lanes_in_turn(requests.settings.ageing_s, now):
             retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
             if retried is not None and self._may_retry_on(retried, capacity, now):

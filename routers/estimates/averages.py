@@ -81,6 +81,14 @@ class Utilisation:
             self._foreign *= kept
         self._at = now
 
+    def read(self, busy: float, now: float) -> float:
+        """The share at `now`, if `busy` has been the share of replicas that hold work since the
+        last call of `advance`."""
+        if self._at is None or now <= self._at:
+            return self.share
+        kept = exp((self._at - now) / _WINDOW_S)
+        return min(1.0, busy + kept * (self._own - busy) + kept * self._foreign)
+
     def served_elsewhere(self, served_s: float, replicas: int) -> None:
         """One of so many replicas has served other gateways for so long."""
         self._foreign += served_s / (_WINDOW_S * max(1, replicas))

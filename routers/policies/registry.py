@@ -18,6 +18,7 @@ from routers.policies.admission.learnt_limit import LearntLimit
 from routers.policies.admission.types import Controller
 from routers.policies.batching.by_arrival import BatchesByArrival
 from routers.policies.batching.by_bucket import BatchesByBucket
+from routers.policies.batching.full import FullBatches
 from routers.policies.batching.ragged import RaggedBatching
 from routers.policies.batching.types import Batching
 from routers.policies.edges.least_padding import LeastPadding
@@ -47,6 +48,7 @@ BATCHINGS: Mapping[str, Callable[[], Batching]] = {
     "ragged": RaggedBatching,
     "bucket": BatchesByBucket,
     "arrival": BatchesByArrival,
+    "full": FullBatches,
 }
 PLACEMENTS: Mapping[str, Callable[[], Placement]] = {
     "finish_first": FinishFirst,

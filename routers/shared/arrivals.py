@@ -6,7 +6,8 @@ latest start from the usual turnaround of the longest row's bucket. It also watc
 - Bucket edges follow the lengths of all arriving requests, admitted or not. New edges hold for new
   requests; rows that wait stay in their buckets.
 - The mean gap between arrivals of a bucket says whether waiting for more rows pays.
-- Offered work is counted whether or not the request may wait, which `admission` decides.
+- Offered work is counted whether or not the request may wait, which `admission` decides, and so is
+  the share of requests that are refused.
 
 Costs are predicted seconds on the reference group. `RequestTable` owns the one instance.
 """
@@ -19,6 +20,7 @@ from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
 from routers.estimates.batch_size import Gaps
 from routers.estimates.groups import ReplicaGroups
+from routers.estimates.pressure import RefusedShare
 from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
 from routers.state.flows import Flow
@@ -39,6 +41,7 @@ class Arrivals:
         self._waiting = waiting
         self._groups = groups
         self.offered = OfferedWork()
+        self.refused = RefusedShare()
         self._rows_seen = 0
 
     def adopt(self, settings: DispatcherSettings) -> None:

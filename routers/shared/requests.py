@@ -138,6 +138,7 @@ class RequestTable:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
         self.check(request)
         self.arrivals.follow(request.lengths, now)
+        self.arrivals.offered.came += 1
         refused = self._reject_early(request, now)
         if refused is None:
             tracked = self.arrivals.track(request, now)
@@ -184,6 +185,7 @@ class RequestTable:
 
     def refused_unread(self, event: RefusedUnread, now: float) -> None:
         """Count a request that the gateway refused by its headers alone."""
+        self.arrivals.offered.came += 1
         self.arrivals.offered.refuse(event.reason.value)
         if event.reason is Reason.LATE:
             self.controllers.rejected_from_cache(

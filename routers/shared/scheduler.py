@@ -358,8 +358,11 @@ class Scheduler(Generic[Q, S, L]):
         return False
 
     def _advance_utilisation(self, now: float) -> None:
-        """Average the utilisation up to now; called before the replicas' load changes."""
+        """Average the utilisation and the refused share up to now; called before the replicas'
+        load changes."""
         self._races.utilisation.advance(self._replicas.busy_share, now)
+        arrivals = self._requests.arrivals
+        arrivals.refused.advance(arrivals.offered.came, arrivals.offered.refused_for_load, now)
 
     # -- parts of both passes
 

@@ -16,6 +16,7 @@ from routers.api.snapshot import (
     Snapshot,
 )
 from routers.estimates.groups import ReplicaGroup
+from routers.estimates.pressure import pressure
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.state.flows import Flow, Flows
@@ -36,6 +37,8 @@ def take_snapshot(
     """The fields are explained in `api.snapshot`."""
     waiting, counts, groups = requests.waiting, races.counts, running.groups
     replicas = tuple(_replica(replica) for replica in running.by_id.values())
+    utilisation = races.utilisation.read(running.busy_share, now)
+    refused = requests.arrivals.refused.read(now)
     return Snapshot(
         waiting_rows=waiting.rows,
         late_rows=waiting.late_rows,
@@ -66,7 +69,8 @@ def take_snapshot(
         evictions=counts.evictions,
         preempted=counts.preempted,
         budget_s=races.budget.level_s,
-        utilisation=races.utilisation.share,
+        utilisation=utilisation,
+        pressure=int(pressure(refused, utilisation, races.hedge.max_utilisation)),
         idle_gap_s=counts.idle_gap_s,
         early_binding_s=counts.early_binding_s,
         generation=requests.generation_snapshot(),

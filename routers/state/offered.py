@@ -15,8 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from routers.api.requests import Reason
 from routers.api.snapshot import OfferedSnapshot
 
+_LOAD = frozenset(
+    each.value for each in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.EXPIRED)
+)
 _MEAN_GAIN = 0.05  # of the moving average of a flow's requests
 
 
@@ -40,6 +44,8 @@ class OfferedWork:
     sq_s2: float = 0.0  # sum of the squares of requests' work, for their variance
     requests: int = 0
     served_s: float = 0.0
+    came: int = 0  # all requests, those that are not offered included
+    refused_for_load: int = 0  # of these, rejected or evicted
     refused: dict[str, int] = field(default_factory=dict)  # by reason
     longer_s: dict[int, float] = field(default_factory=dict)  # work of rows longer than a bound
     _by_length: list[float] = field(default_factory=lambda: [0.0] * _LENGTHS)
@@ -74,6 +80,8 @@ class OfferedWork:
 
     def refuse(self, reason: str) -> None:
         """Count a refusal by its reason."""
+        if reason in _LOAD:
+            self.refused_for_load += 1
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def snapshot(self) -> OfferedSnapshot:

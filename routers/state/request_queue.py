@@ -63,7 +63,7 @@ class RequestQueue:
             return self.seconds
         longer, lanes = LengthRange(length), list(self.lanes())
         alone = [row.cost_s for lane in lanes for row in lane.isolated.live() if row.edge in longer]
-        return sum([lane.seconds_in(longer) for lane in lanes]) + sum(alone)
+        return sum([lane.seconds_in(longer) for lane in lanes], 0.0) + sum(alone, 0.0)
 
     def urgent_s(self, priority: int) -> float:
         """Predicted seconds of on-time work of priorities more urgent than this one."""

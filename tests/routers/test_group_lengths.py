@@ -69,7 +69,8 @@ def warm(core, *smalls):
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_row_waits_for_the_group_that_takes_it(two, batching, order):
-    core = two("small_1", policies=PolicyNames(order=order, batching=batching))
+    names = PolicyNames(order=order, batching=batching)
+    core = two("small_1", max_size=1, policies=names)  # so that no policy waits for more rows
     assert not sent(core.arrive(1, LONG))
     (short,) = sent(core.arrive(2, SHORT))
     assert (short.replica_id, short.rows) == ("small_1", ((2, 0),))
@@ -79,7 +80,7 @@ def test_a_long_row_waits_for_the_group_that_takes_it(two, batching, order):
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_short_rows_behind_many_long_ones_start_at_once(two, batching):
-    core = two("small_1", policies=PolicyNames(batching=batching))
+    core = two("small_1", max_size=1, policies=PolicyNames(batching=batching))
     core.arrive(1, *[LONG] * 50, tenant="a")
     for request in range(2, 9):
         core.arrive(request, LONG, SHORT, tenant=f"t{request}")
@@ -428,6 +429,18 @@ def test_an_unhealthy_replica_gets_no_row_that_a_healthy_one_takes(two):
     core.arrive(2, *[SHORT] * 40, timeout_s=60)
     taken = {each.replica_id for each in core.open.values() for row in each.rows if row[0] == 2}
     assert taken == {"small_1"}
+
+
+def test_no_short_row_rides_in_spare_room_on_a_replica_that_is_kept_for_long_ones(two):
+    core = two(hedge=HedgeParameters("off"))
+    (lease,) = sent(core.arrive(1, LONG, retryable=False))
+    core.close(lease, LeaseEnd.LOST, at=0.05)  # `large_1` stays listed, as a suspect
+    (short,) = sent(core.arrive(2, *[SHORT] * 12, timeout_s=60))  # `small_1` takes four
+    core.arrive(3, LONG, timeout_s=60)
+    (short,) = sent(core.close(short, at=1.04, service_s=0.011))
+    assert short.replica_id == "small_1"
+    found = sent(core.tick(1.06))
+    assert [(each.replica_id, each.rows) for each in found] == [("large_1", ((3, 0),))]
 
 
 def test_a_reserve_opens_for_a_long_row_that_is_tried_again(two):

@@ -316,6 +316,8 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("preempted", CORE, "Work stopped for more urgent.", lambda c: c.preempted),
     gauge("copy_budget_seconds", CORE, "What copies may cost now.", lambda c: c.budget_s),
     gauge("utilisation", CORE, "Busy share of the replicas.", lambda c: c.utilisation),
+    gauge("pressure", CORE, "0: at ease, 1: busy, 2: refuses some for load, 3: at least half.",
+          lambda c: c.pressure),
     gauge("idle_gap_seconds", CORE,
           "Device time between a batch and the next that waited, lately.", lambda c: c.idle_gap_s),
     gauge("early_binding_seconds", CORE, "Time that a staged batch waits at its replica, lately.",

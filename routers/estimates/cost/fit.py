@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from typing import Final
 
 Vector = tuple[float, float, float, float]
 Matrix = list[list[float]]
 
-_FADE = 0.02  # about the last 50 batches of a kind count
-_FREE = 1e8  # prior variance of the constant (launch)
-_SLOPE = 10.0  # prior variance of what rows and tokens take, relative to the first sample's time
-_SQUARE_FROM = 1024  # tokens: width at which a square is as easily believed as a slope
+_FADE: Final = 0.02  # about the last 50 batches of a kind count
+_FREE: Final = 1e8  # prior variance of the constant (launch)
+_SLOPE: Final = (
+    10.0  # prior variance of what rows and tokens take, relative to the first sample's time
+)
+_SQUARE_FROM: Final = 1024  # tokens: width at which a square is as easily believed as a slope
 
 
 def features(rows: int, width: int) -> Vector:
@@ -31,14 +34,38 @@ def features(rows: int, width: int) -> Vector:
     return 1.0, float(rows), tokens, tokens * width
 
 
+class _Four:
+    """Four numbers, one for each feature: fields, which are floats of C once compiled; those of a
+    list are objects."""
+
+    def __init__(self, one: float, rows: float, tokens: float, square: float) -> None:
+        self.one, self.rows, self.tokens, self.square = one, rows, tokens, square
+
+    def dot(self, x: Vector) -> float:
+        return self.one * x[0] + self.rows * x[1] + self.tokens * x[2] + self.square * x[3]
+
+    def add(self, times: float, x: Vector) -> None:
+        self.one += times * x[0]
+        self.rows += times * x[1]
+        self.tokens += times * x[2]
+        self.square += times * x[3]
+
+    def listed(self) -> list[float]:
+        return [self.one, self.rows, self.tokens, self.square]
+
+
 class CostFit:
     """`coefficients` are seconds for each of the features, as of the last `solve`."""
 
     def __init__(self) -> None:
         self.coefficients: Vector = (0.0, 0.0, 0.0, 0.0)
         self.samples = 0
-        self._mean = [0.0] * 4  # the unconstrained solution; may be negative
-        self._cov: Matrix = []  # its covariance
+        self._mean = _Four(0.0, 0.0, 0.0, 0.0)  # the unconstrained solution; may be negative
+        self._start(features(1, 1), 1.0)  # until a first sample has come
+
+    def _start(self, x: Vector, typical_s: float) -> None:
+        """The covariance before any sample, by rows."""
+        self._one, self._rows, self._tokens, self._square = _prior(x, typical_s)
 
     def seconds(self, x: Vector) -> float:
         """Predicted seconds for a batch with these features."""
@@ -50,45 +77,48 @@ class CostFit:
         the kind was measured, inf without samples."""
         if not self.samples:
             return inf
-        x0, x1, x2, x3 = x
-        g = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 for row in self._cov]
-        return (g[0] * x0 + g[1] * x1 + g[2] * x2 + g[3] * x3) / (typical_s * typical_s)
+        g = self._spread_of(x)
+        known = g[0] * x[0] + g[1] * x[1] + g[2] * x[2] + g[3] * x[3]
+        return known / (typical_s * typical_s)
+
+    def _spread_of(self, x: Vector) -> Vector:
+        """The covariance times `x`."""
+        return self._one.dot(x), self._rows.dot(x), self._tokens.dot(x), self._square.dot(x)
 
     def learn(self, x: Vector, seconds: float, typical_s: float, fade: float = _FADE) -> None:
         """Take in a batch `x` that took `seconds`, where such batches take `typical_s`. `fade`: the
         part of what was known of such batches that is forgotten."""
         if not self.samples:
-            self._cov = _prior(x, typical_s)
+            self._start(x, typical_s)
         self.samples += 1
-        x0, x1, x2, x3 = x
-        cov, mean = self._cov, self._mean
-        g = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 for row in cov]
-        known = g[0] * x0 + g[1] * x1 + g[2] * x2 + g[3] * x3
+        g = self._spread_of(x)
+        known = g[0] * x[0] + g[1] * x[1] + g[2] * x[2] + g[3] * x[3]
         keep = 1.0 - fade
         gain = 1.0 / (known + keep * typical_s * typical_s)
-        missed = seconds - (mean[0] * x0 + mean[1] * x1 + mean[2] * x2 + mean[3] * x3)
+        missed = seconds - self._mean.dot(x)
         change = (fade / known - gain) / keep
-        g0, g1, g2, g3 = g
-        for k, row in enumerate(cov):
-            own = g[k]
-            mean[k] += gain * missed * own
-            own *= change
-            row[0] += own * g0
-            row[1] += own * g1
-            row[2] += own * g2
-            row[3] += own * g3
+        self._mean.add(gain * missed, g)
+        self._one.add(g[0] * change, g)
+        self._rows.add(g[1] * change, g)
+        self._tokens.add(g[2] * change, g)
+        self._square.add(g[3] * change, g)
 
     def solve(self) -> None:
         """Compute the coefficients anew."""
-        mean = self._mean
+        mean = self._mean.listed()
         negative = [k for k in range(4) if mean[k] < 0.0]
-        if len(negative) == 1:
-            without, _ = _without(negative[0], mean, self._cov)
-            if min(without) >= 0.0:
-                mean, negative = without, []
         if negative:
-            _, mean = min(_candidates(mean, self._cov, 0, 0.0), key=lambda found: found[0])
+            cov = [each.listed() for each in (self._one, self._rows, self._tokens, self._square)]
+            without = _without(negative[0], mean, cov)[0] if len(negative) == 1 else []
+            if without and min(without) >= 0.0:
+                mean = without
+            else:
+                _, mean = min(_candidates(mean, cov, 0, 0.0), key=_price)
         self.coefficients = (mean[0], mean[1], mean[2], mean[3])
+
+
+def _price(candidate: tuple[float, list[float]]) -> float:
+    return candidate[0]
 
 
 def _candidates(
@@ -116,14 +146,17 @@ def _without(k: int, mean: list[float], cov: Matrix) -> tuple[list[float], Matri
     return left, rest
 
 
-def _prior(x: Vector, typical_s: float) -> Matrix:
-    """The covariance before any sample. The first sample sets its scale: all its time is taken to
-    be launch, as long as nothing else is shown."""
+def _prior(x: Vector, typical_s: float) -> tuple[_Four, _Four, _Four, _Four]:
+    """The covariance before any sample, by rows. The first sample sets its scale: all its time is
+    taken to be launch, as long as nothing else is shown."""
     _, rows, tokens, square = x
     tokens = max(1.0, tokens)
     reference = (1.0, rows, tokens, max(square, tokens * _SQUARE_FROM))
     spread = (_FREE, _SLOPE, _SLOPE, _SLOPE)
-    return [
-        [spread[i] * (typical_s / reference[i]) ** 2 if i == j else 0.0 for j in range(4)]
-        for i in range(4)
+    one, row, token, square = [
+        of * (typical_s / factor) ** 2 for of, factor in zip(spread, reference, strict=True)
     ]
+    return (
+        _Four(one, 0.0, 0.0, 0.0), _Four(0.0, row, 0.0, 0.0), _Four(0.0, 0.0, token, 0.0),
+        _Four(0.0, 0.0, 0.0, square),
+    )  # fmt: skip

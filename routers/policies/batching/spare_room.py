@@ -21,14 +21,15 @@ _LOW_LOAD = 0.1  # of the SLO: on-time work that waits, seconds a replica, up to
 
 
 def shorter_riders(view: QueueView, draft: Draft) -> None:
-    """Add rows of shorter length classes to the draft, the longest first."""
-    length_classes = draft.lane.length_classes
+    """Add rows of shorter length classes that the replica may take to the draft, the longest
+    first."""
+    length_classes, lengths = draft.lane.length_classes, draft.capacity.lengths
     if draft.room <= 0 or len(length_classes) < 2:
         return
     shorter = [
         edge
         for edge, length_class in length_classes.items()
-        if length_class.rows and edge < draft.edge
+        if length_class.rows and edge < draft.edge and (lengths is None or edge in lengths)
     ]
     for edge in sorted(shorter, reverse=True):
         length_class = length_classes[edge]

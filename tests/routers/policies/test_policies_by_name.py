@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from routers.api.errors import BadSettings
-from routers.api.events import Arrive, Closed, Reconfigure, Replicas
+from routers.api.events import Arrive, Closed, Reconfigure, Replicas, Tick
 from routers.api.policies import Ranking
 from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request
 from routers.api.settings import (
@@ -473,12 +473,16 @@ def test_policies_may_change_while_rows_wait_and_run(order, batching):
     assert core.snapshot(0.0).waiting_rows == rows
     now, answered = 0.0, 0
     open_ = [each for each in (*sent, *actions) if hasattr(each, "lease_id")]
-    while open_:
-        lease = open_.pop(0)
-        now += 0.001
-        answered += len(lease.rows)
-        report = Report(service_s=0.01)
-        done = core.step(Closed(lease.lease_id, LeaseEnd.DONE, report), now)
+    while open_ or core.snapshot(now).waiting_rows:
+        if open_:
+            lease = open_.pop(0)
+            now += 0.001
+            answered += len(lease.rows)
+            report = Report(service_s=0.01)
+            done = core.step(Closed(lease.lease_id, LeaseEnd.DONE, report), now)
+        else:  # the policy waits for more rows
+            now += 0.5
+            done = core.step(Tick(), now)
         check(core)
         open_ += [each for each in done if hasattr(each, "lease_id")]
     assert answered == 60
