@@ -117,7 +117,8 @@ class FirstTokens:
     ) -> None:
         self._generations = requests.generations
         self._replicas, self._leases, self._races = replicas, leases, races
-        self._schedule, (self._ejection, self._silence) = races.schedule, health
+        self._schedule = races.schedule
+        self._ejection, self._silence = health
         self.policy = HEDGINGS[settings.policies.hedging](settings.hedge)
         self.begun = BegunByPriority()  # open leases, copies included
 

@@ -160,7 +160,7 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         """A lease of the row that this replica takes; None: it takes none."""
         turns, replicas = self._turns, self._replicas
         found = turns.next_row(replicas.room_of(replica), now, actions)
-        charge = None if found is None else self._take(*found, now)
+        charge = None if found is None else self._take(found[0], found[1], now)
         if turns.row_without_room is not None:
             self._save_room(replica, turns.row_without_room)
         if found is None or charge is None:
