@@ -13,7 +13,6 @@ from routers.api.settings import DispatcherSettings
 from routers.simulation.running_set import Drain, Expect, Join, Kill
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run
 from routers.simulation.traffic import SimRecorder
-from runtimes.synthetic.engine import EngineShape
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)
 SECONDS = 4.0
@@ -25,11 +24,6 @@ def service_s(rows, longest):
 
 def device(name, joins_at=0.0, **more):
     return SimDevice(name, service_s, joins_at=joins_at, **more)
-
-
-def streaming(name, joins_at=0.0, **more):
-    engine = EngineShape(0.005, 0.0002, 8e-6, cache_tokens=2000)
-    return SimDevice(name, service_s, joins_at=joins_at, engine=engine, **more)
 
 
 def poisson(rate, seconds=SECONDS, seed=1, gateways=1, **more):
@@ -170,14 +164,6 @@ def test_gateways_turn_away_at_once_what_the_next_replica_comes_too_late_for():
     assert patient.answered_at == pytest.approx(3.0, abs=0.1)
 
 
-def test_streams_run_to_their_end_on_a_replica_that_drains():
-    script = Script((1.0, Drain("b")))
-    found = result(poisson(200), [streaming("a"), streaming("b")], script)
-    assert all_answered(found)
-    assert max(at for at, lease in found.batches if lease.replica_id == "b") < 1.01
-    assert "b" in script.left_at
-
-
 def test_controller_is_asked_at_even_times_until_nothing_is_under_way():
     script = Script()
     result([Arrival(1.0, (8,), timeout_s=6.0)], [], script)  # nobody answers it
@@ -192,9 +178,8 @@ def courses(draw):
     for n in range(draw(st.integers(1, 6))):
         joins_at = draw(st.floats(0.2, 3.0))
         dies_at = joins_at + draw(st.one_of(st.just(float("inf")), st.floats(0.1, 2.0)))
-        made = streaming if draw(st.booleans()) else device
         order = draw(st.floats(0.0, joins_at - 0.2))
-        join = replace(made(f"r{n}", joins_at), dies_at=dies_at)
+        join = replace(device(f"r{n}", joins_at), dies_at=dies_at)
         orders.append((order, Join(join)))
         if draw(st.booleans()):
             orders.append((draw(st.floats(order, 4.0)), Drain(f"r{n}")))
@@ -204,17 +189,9 @@ def courses(draw):
 @settings(max_examples=25)
 @given(courses(), st.integers(1, 3), st.integers(0, 100))
 def test_no_request_is_lost_or_answered_twice_whoever_comes_and_goes(orders, gateways, seed):
-    # One kind of replica a run: a model either batches or streams.
-    kinds = {type(order.device.engine) for _, order in orders if isinstance(order, Join)}
-    if len(kinds) > 1:
-        orders = [
-            (at, Join(replace(o.device, engine=None)) if isinstance(o, Join) else o)
-            for at, o in orders
-        ]
-    made = streaming if kinds == {EngineShape} else device
     script = Script(*orders)
     arrivals = poisson(150, seed=seed, gateways=gateways, timeout_s=20.0)
-    found = result(arrivals, [made("stays")], script, gateways=gateways, detect_s=0.2)
+    found = result(arrivals, [device("stays")], script, gateways=gateways, detect_s=0.2)
     lost = [outcome for outcome in found.outcomes if outcome.answered_at is None]
     assert all(outcome.reason.value == "lost" for outcome in lost)  # twice on a dying one
 
