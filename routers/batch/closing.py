@@ -38,7 +38,8 @@ class BatchEndings(Endings[BatchLease]):
         races: Races[BatchLease],
         health: tuple[Ejection[BatchReplica], Suspension],
     ) -> None:
-        super().__init__(requests, replicas, leases, races, *health)
+        ejection, suspension = health
+        super().__init__(requests, replicas, leases, races, ejection, suspension)
         self._hedger = hedger
 
     def race_again(self, lease: BatchLease) -> None:

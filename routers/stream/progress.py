@@ -41,7 +41,8 @@ class StreamEndings(Endings[StreamLease]):
         races: Races[StreamLease],
         health: tuple[Ejection[StreamReplica], Suspension],
     ) -> None:
-        super().__init__(requests, replicas, leases, races, *health)
+        ejection, suspension = health
+        super().__init__(requests, replicas, leases, races, ejection, suspension)
         self._first_tokens, self._prompts = first_tokens, requests.prompts
         self._generations = requests.generations
 
