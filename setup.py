@@ -1,9 +1,9 @@
 """Builds the package; with HEADRACE_COMPILE=1 its scheduling core as C, by mypyc (the `compiler`
 extra; docs/decisions/0036-the-core-may-be-compiled.md).
 
-Left as Python: what the shell makes and reads (`routers/api`, whose dataclasses have defaults
-before fields without), and what is not on a request's way (the simulator, least squares). All else
-is in pyproject.toml.
+Left as Python: what the shell makes and reads (most of `routers/api`: compiled dataclasses forget
+what their tuples hold, frozen ones cannot be pickled, and a class variable counts as a field), and
+the simulator, which is not on a request's way. All else is in pyproject.toml.
 """
 
 import os
@@ -11,7 +11,10 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-_INTERPRETED = ("__init__.py", "routers/api/", "routers/simulation/", "cost/fit.py")
+_NOT_COMPILED = ("actions", "events", "requests", "settings", "snapshot")
+_INTERPRETED = (
+    "__init__.py", "routers/simulation/", *(f"api/{each}.py" for each in _NOT_COMPILED),
+)  # fmt: skip
 # A processor that multiplies and adds in one instruction rounds once where Python rounds twice.
 _AS_PYTHON_ROUNDS = "-ffp-contract=off"
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from routers.api.requests import FlowWork, Reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     """Send these rows to this replica as one lease."""
 
@@ -47,7 +47,7 @@ class Abort:
     replica_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reject:
     """Tell the caller of a request that it was refused before it was queued."""
 
@@ -56,7 +56,7 @@ class Reject:
     retry_after_s: float = 0.0  # after which asking again may help; 0: never, or unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evict:
     """Tell the caller of a request that it was removed after it had been queued."""
 
@@ -65,7 +65,7 @@ class Evict:
     retry_after_s: float = 0.0  # as in `Reject`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WakeAt:
     """Set the dispatcher's one timer to this time, instead of any time that it was set to: call
     `step(Tick(), now)` then.
@@ -81,7 +81,7 @@ class WakeAt:
 Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IsolatedDispatch(Dispatch):
     """A `Dispatch` of one row that may have ended a replica before. The replica must report
     `Opened`, so that a second loss can be told from a loss before the row started."""

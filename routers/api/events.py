@@ -12,14 +12,14 @@ from routers.api.requests import NO_TOKENS, LeaseEnd, Reason, Replica, Report, R
 from routers.api.settings import DispatcherSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrive:
     """A new request. The step rejects it or queues it, and may dispatch it at once."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancel:
     """The request's caller has left. Queued rows leave at once; answers for rows at a replica are
     ignored."""
@@ -27,7 +27,7 @@ class Cancel:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replicas:
     """All running replicas. A known replica that is missing gets no new lease (it drains); its open
     leases go on."""
@@ -35,14 +35,14 @@ class Replicas:
     replicas: tuple[Replica, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Opened:
     """The replica has started on the lease, whose predicted finish counts from now."""
 
     lease_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """A stream lease has got further. All counts are totals, not differences."""
 
@@ -55,7 +55,7 @@ class Progress:
     given: Tokens = NO_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Closed:
     """The lease has ended, whoever ended it: every lease is closed exactly once."""
 
@@ -67,7 +67,7 @@ class Closed:
     failed: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Heard:
     """The replica has sent something, whatever it was, so it is not silent. Not needed beside
     events about its leases, which show the same."""
@@ -75,18 +75,18 @@ class Heard:
     replica_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """The timer that `WakeAt` asked for has fired."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Close:
     """The model was withdrawn: all that waits is evicted and what comes is rejected, with
     `Reason.CLOSED`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reconfigure:
     """New settings. Rows that wait are bucketed anew and keep their age; a request with a row that
     is now too long is evicted; new bounds hold for new requests only. Reopens a closed model."""
@@ -94,7 +94,7 @@ class Reconfigure:
     settings: DispatcherSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CapacityExpected:
     """While no replica runs, or none that takes some length: when one is expected to. To be told
     again as time passes."""
@@ -102,7 +102,7 @@ class CapacityExpected:
     in_s: float  # seconds from now; 0.0: unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RefusedUnread:
     """The gateway refused a request by its headers alone."""
 
@@ -112,7 +112,7 @@ class RefusedUnread:
     is_first: bool = True  # as in `api.requests.Request`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedElsewhere:
     """A request was offered to this version of the model and answered by another one (the canary
     of a rollout). It counts as work that was offered and served here."""
@@ -122,7 +122,7 @@ class ServedElsewhere:
     lengths: tuple[int, ...]  # of its rows; (): unknown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeersServed:
     """A replica has reported, without a lease's end, what it served for other gateways and what
     waits at them."""
@@ -131,7 +131,7 @@ class PeersServed:
     report: Report  # only `virtual_time`, `served` and `waiting` are read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GatewayPlace:
     """The place of this gateway among those that live, in an order that all of them agree on. Until
     it is told, a gateway counts as the only one."""
@@ -140,7 +140,7 @@ class GatewayPlace:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AdaptersHeld:
     """A stream replica has reported which adapters it holds."""
 
@@ -150,7 +150,7 @@ class AdaptersHeld:
     failing: tuple[str, ...] = ()  # that it cannot load now
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlocksHeld:
     """A stream replica has reported which blocks of prompts its cache holds."""
 

@@ -8,7 +8,7 @@ orders; a model's settings choose one (`PolicyNames.order`).
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Ranking(Enum):
@@ -17,6 +17,13 @@ class Ranking(Enum):
     SHARES = "shares"  # flows by the start tags of their accounts; rows by deadline
     DEADLINES = "deadlines"  # rows by deadline, whichever flow they belong to
     ARRIVALS = "arrivals"  # rows by arrival, whichever flow they belong to
+
+
+# Python 3.11 finds a member in its class by a function in Python (190 ns), and each request asks
+# for several.
+SHARES: Final = Ranking.SHARES
+DEADLINES: Final = Ranking.DEADLINES
+ARRIVALS: Final = Ranking.ARRIVALS
 
 
 Account = tuple[float, float]

@@ -8,10 +8,11 @@ turnaround. A copy's race pays what the copy took.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from routers.api.actions import Action
 from routers.api.events import Closed
-from routers.api.requests import LeaseEnd, Report
+from routers.api.requests import ABORTED, DONE, LOST, Report
 from routers.batch.hedging import Hedger
 from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas
 from routers.shared.endings import Endings, believable
@@ -19,10 +20,10 @@ from routers.shared.health import Ejection, Suspension
 from routers.shared.races import Budget, DispatchCounts, Races
 from routers.shared.requests import RequestTable
 from routers.state.leases import LeaseTable, fail, set_race_cost, win
-from routers.state.replica_state import Origin
+from routers.state.replica_state import HEDGE
 
-_MAX_PAID = 3.0  # times a copy's prediction: the most that its race is charged
-_GAIN = 0.05  # of the moving averages of what staging loses
+_MAX_PAID: Final = 3.0  # times a copy's prediction: the most that its race is charged
+_GAIN: Final = 0.05  # of the moving averages of what staging loses
 
 
 class BatchEndings(Endings[BatchLease]):
@@ -54,19 +55,19 @@ class BatchEndings(Endings[BatchLease]):
             event = replace(event, report=report)
         replica, end, other = lease.replica, event.end, lease.other
         self.learn_of_peers(replica, report, now)
-        if end is LeaseEnd.DONE:
+        if end is DONE:
             self._answered(lease, event, now, actions)
         else:
             self._failed(lease, event, now, actions)
         if other is not None and other.is_suspended:
             # Rows that this lease did not answer.
             self._suspension.move(other, now, actions, ran=True)
-        replica.learn(report, now, answered=end is LeaseEnd.DONE)
+        replica.learn(report, now, answered=end is DONE)
         head = replica.head()
         if head is not None and not head.opened:
             self._hedger.predecessor_ended(head)
         replica.predict_finish(now)
-        if self._replicas.closed(replica, now, alive=end in (LeaseEnd.DONE, LeaseEnd.ABORTED)):
+        if self._replicas.closed(replica, now, alive=end in (DONE, ABORTED)):
             self.forget(replica)
 
     def _answered(
@@ -75,7 +76,7 @@ class BatchEndings(Endings[BatchLease]):
         requests, races, replica = self._requests, self._races, lease.replica
         report = event.report
         has_lost = lease.unsettled_charge is None and lease.copy_of is None
-        races.counts.hedges_won += lease.origin is Origin.HEDGE and lease.live > 0
+        races.counts.hedges_won += lease.origin is HEDGE and lease.live > 0
         if lease.is_copy and report.service_s > 0.0:
             _reconcile(races.budget, lease, report.service_s)
         _measure(races.counts, lease, report, now)
@@ -92,14 +93,14 @@ class BatchEndings(Endings[BatchLease]):
 
     def _failed(self, lease: BatchLease, event: Closed, now: float, actions: list[Action]) -> None:
         end = event.end
-        if end is LeaseEnd.ABORTED and lease.overdue:
+        if end is ABORTED and lease.overdue:
             self._hedger.slowness.observe(lease, now)
         if lease.is_probe:
             self._ejection.failed(lease.replica, now)
         other = lease.other
         stranded = fail(lease)
         has_run = lease.opened or event.report.service_s > 0.0 or event.failed
-        if end is not LeaseEnd.LOST and not has_run:
+        if end is not LOST and not has_run:
             self.undo_race(lease, other)
         self.settle(lease, event, now)
         self.send_back(stranded, lease, event, now, actions)

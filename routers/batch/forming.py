@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from math import inf
 
 from routers.api.actions import Action
-from routers.api.policies import Ranking
+from routers.api.policies import SHARES
 from routers.api.requests import Reason
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import ReplicaGroup
@@ -166,7 +166,7 @@ def _formed(
     that had on-time rows waiting before the batch was formed."""
     flows = requests.flows
     tag = flows.tag(leader)
-    is_told = flows.order.ranking is Ranking.SHARES
+    is_told = flows.order.ranking is SHARES
     batch = draft.formed(tag if is_told else 0.0, flows.epoch)
     for flow, account in draft.accounts.items():
         flows.set_account(flow, account)

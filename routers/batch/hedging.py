@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import inf
+from typing import Final
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings, HedgeParameters, SilenceParameters
@@ -30,9 +31,9 @@ from routers.state.leases import LeaseTable, copiable, row_ids
 from routers.state.replica_state import OVERDUE, Origin
 from routers.state.rows import Row
 
-_MIN_S = 0.001  # the shortest delay
-_OVERDUE = 3.0  # times the prediction
-_MAX_BUCKETS = 64  # whose ratios are kept
+_MIN_S: Final = 0.001  # the shortest delay
+_OVERDUE: Final = 3.0  # times the prediction
+_MAX_BUCKETS: Final = 64  # whose ratios are kept
 
 
 class Finding(Enum):

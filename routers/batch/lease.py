@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
@@ -22,7 +22,7 @@ from routers.state.ready_replicas import Placement, preference, speed_band
 from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 
-_SLACK = 32  # stale entries allowed before a heap is compacted
+_SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
 PreemptionEntry = tuple[int, int, int, "BatchReplica"]
 """(-late, -priority, number of the push, replica): an entry of `PreemptibleReplicas`, by the
@@ -168,18 +168,16 @@ class BatchReplicas(ReplicaSet[BatchReplica]):
     def capacity_of(self, replica: BatchReplica, now: float, *, trusted: bool) -> ReplicaCapacity:
         """What the replica can take now, as batching policies are told it. `trusted`: costs are
         known even for replicas that have not answered yet."""
-        return ReplicaCapacity(
-            replica.spec.replica_id,
-            replica.group,
-            idle=not replica.leases,
-            trusted=trusted or replica.answers > 0,
-            last_edge=replica.last_edge,
-            lengths=self.lengths_of(replica),
-            longest_beside=self.longest_beside(replica),
-            starts_in_s=max(0.0, replica.finish_at - now),
-            others_idle=self.ready.others_idle(replica),
-            groups=self.groups if len(self.groups.by_name) > 1 else None,
-        )
+        found = ReplicaCapacity(replica.spec.replica_id, replica.group)
+        found.idle = not replica.leases
+        found.trusted = trusted or replica.answers > 0
+        found.last_edge = replica.last_edge
+        found.lengths = self.lengths_of(replica)
+        found.longest_beside = self.longest_beside(replica)
+        found.starts_in_s = max(0.0, replica.finish_at - now)
+        found.others_idle = self.ready.others_idle(replica)
+        found.groups = self.groups if len(self.groups.by_name) > 1 else None
+        return found
 
 
 class PreemptibleReplicas:
@@ -189,6 +187,7 @@ class PreemptibleReplicas:
     def __init__(self) -> None:
         self._heaps: dict[ReplicaGroup, _Heap] = {}
         self._pushed = 0
+        self.count = 0  # replicas that would return one
 
     def place(self, replica: BatchReplica) -> None:
         """Find the replica's place anew. To be called after anything about its leases has
@@ -198,6 +197,7 @@ class PreemptibleReplicas:
         if lease is None:
             if entry is not None:
                 self._heaps[replica.group].count -= 1
+                self.count -= 1
                 replica.preemption_entry = None
             return
         heap = self._heaps.get(replica.group)
@@ -208,8 +208,10 @@ class PreemptibleReplicas:
             if entry[:2] == (-late, -priority):
                 return
             heap.count -= 1
+            self.count -= 1
         self._pushed += 1
         heap.count += 1
+        self.count += 1
         replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
         heap.push(entry)
 
@@ -265,14 +267,10 @@ def preemptible_lease(replica: BatchReplica) -> BatchLease | None:
     may be returned."""
     if replica.draining or replica.unhealthy or replica.held != replica.spec.capacity:
         return None
-    head = replica.head()
-    staged = [
-        lease
-        for lease in replica.leases.values()
-        if lease is not head and not (lease.opened or lease.non_preemptible or lease.is_probe)
-    ]
-    return max(staged, key=_rank, default=None)
-
-
-def _rank(lease: BatchLease) -> tuple[int, int, float]:
-    return lease.rank
+    found, is_head = None, True
+    for lease in replica.leases.values():
+        if is_head or lease.opened or lease.non_preemptible or lease.is_probe:
+            is_head = False
+        elif found is None or lease.rank > found.rank:
+            found = lease
+    return found

@@ -194,6 +194,8 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
     def _gives_back(self) -> BatchReplica | None:
         """The replica that is preempted for the most urgent rows, or for less urgent ones where no
         replica that takes the most urgent is preempted; None: none is."""
+        if not self._replicas.preemptible.count:
+            return None
         requests = self._requests
         for lane in requests.waiting.on_time:
             if not lane.rows:
@@ -213,7 +215,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         victim = preemptible_lease(replica)
         assert victim is not None
         capacity = self._replicas.capacity_of(replica, now, trusted=replica.answers > 0)
-        capacity = replace(capacity, starts_in_s=max(0.0, victim.starts_at - now))
+        capacity.starts_in_s = max(0.0, victim.starts_at - now)
         batch = self._forming.form(capacity, now, actions)
         if batch is None:
             return False

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from routers.api.requests import FlowKey, FlowWork, Report
 from routers.shared.staging import (
@@ -27,7 +28,7 @@ from routers.shared.staging import (
     whose_turn,
 )
 
-_OVERRUN = 0.25  # of the time by which a batch has overrun: a guess at the time that is left
+_OVERRUN: Final = 0.25  # of the time by which a batch has overrun: a guess at the time that is left
 
 
 @dataclass(frozen=True, slots=True)

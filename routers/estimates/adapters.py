@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
-_FIRST_LOAD_S = 0.1  # until a replica has reported what loads take
-_SPREAD = 1.5  # replicas that hold an adapter, by its share of the requests times all replicas
+_FIRST_LOAD_S: Final = 0.1  # until a replica has reported what loads take
+# Replicas that hold an adapter, by its share of the requests times all replicas
+_SPREAD: Final = 1.5
 # Of a copy beyond that. Measured (tests/simulation/adapter_load.py, loads of 20 ms): against none,
 # 0.43 of the loads, and the p99 of first tokens 265 ms instead of 243.
-_COPY_S = 1.0
-_FAILS_S = 30.0  # at a replica that cannot load it now: any other one is better
-_GROWTH = 1.002  # of the weight of each new request: a use counts half after 347 further ones
-_LARGEST = 1e100  # weights are scaled down beyond
-_FORGOTTEN = 1e-6  # of the newest use: such counts are dropped
+_COPY_S: Final = 1.0
+_FAILS_S: Final = 30.0  # at a replica that cannot load it now: any other one is better
+# Of the weight of each new request: a use counts half after 347 further ones
+_GROWTH: Final = 1.002
+_LARGEST: Final = 1e100  # weights are scaled down beyond
+_FORGOTTEN: Final = 1e-6  # of the newest use: such counts are dropped
 
 
 class AdapterAccount:

@@ -9,19 +9,21 @@ tenth of the average.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp
+from typing import Final
 
-_WINDOW_S = 1.0
+_WINDOW_S: Final = 1.0
 
 
-@dataclass(slots=True)
 class DecayingRate:
     """Amounts a second. It decays towards 0 while nothing is added."""
 
     window_s: float
-    value: float = 0.0
-    at: float = 0.0
+    value: float
+    at: float
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s, self.value, self.at = window_s, 0.0, 0.0
 
     def add(self, amount: float, now: float) -> None:
         """So much came at `now`."""
@@ -35,14 +37,16 @@ class DecayingRate:
         return self.value * exp((self.at - now) / self.window_s) if now > self.at else self.value
 
 
-@dataclass(slots=True)
 class TimeAverage:
     """Time average of the values told; the first value is taken over at once."""
 
     window_s: float
-    value: float = 0.0
-    held: float = 0.0  # the value told last
-    at: float | None = None
+    value: float
+    held: float  # the value told last
+    at: float | None
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s, self.value, self.held, self.at = window_s, 0.0, 0.0, None
 
     def report(self, held: float, now: float) -> float:
         """The average up to `now`; from here on the value is `held`."""

@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.model import CostModel
 
-MAX_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
-GUESTS = 0.25  # of a batch's most seconds: what flows above their share may fill for others
-_REFRESH = 8  # measured batches after which a target is computed anew
-_RATE_GAIN = 0.1
+MAX_PASSED: Final = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
+GUESTS: Final = 0.25  # of a batch's most seconds: what flows above their share may fill for others
+_REFRESH: Final = 8  # measured batches after which a target is computed anew
+_RATE_GAIN: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
 class _Target:
     """A full batch of rows as long as an edge."""
 
@@ -33,6 +33,10 @@ class _Target:
     row_s: float  # one row's part of these seconds
     learnt: int  # batches that the cost model had learnt from when this was computed
 
+    def __init__(self, rows: int, full_rows: int, full_s: float, learnt: int) -> None:
+        self.rows, self.full_rows, self.full_s = rows, full_rows, full_s
+        self.row_s, self.learnt = full_s / full_rows, learnt
+
 
 class BatchSizes:
     """Batch sizes of one group."""
@@ -41,6 +45,8 @@ class BatchSizes:
         self._settings = settings
         self._cost = cost
         self.max_passed_s = MAX_PASSED * settings.slo_s
+        is_fixed = settings.fixed_size is not None
+        self._max_s = inf if is_fixed else settings.max_slo_share * settings.slo_s
         self._targets: dict[int, _Target] = {}
 
     def max_rows(self, width: int) -> int:
@@ -76,10 +82,7 @@ class BatchSizes:
 
     def max_s(self) -> float:
         """Predicted seconds that a batch of more than one row may take."""
-        settings = self._settings
-        if settings.fixed_size is not None:
-            return inf
-        return settings.max_slo_share * settings.slo_s
+        return self._max_s
 
     def _of(self, edge: int) -> _Target:
         target = self._targets.get(edge)
@@ -102,7 +105,7 @@ class BatchSizes:
                 high = middle - 1
         full = max(1, min(rows, settings.max_tokens // edge))
         full_s = predict(full, edge)
-        return _Target(rows, full, full_s, full_s / full, self._cost.learnt)
+        return _Target(rows, full, full_s, self._cost.learnt)
 
 
 @dataclass(slots=True)

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from routers.api.settings import GenerationParameters
 from routers.estimates.first_tokens import FirstTokens
 from routers.estimates.replica_pace import ReplicaPace
 
 # Of a fitted line:
-_KEEP = 0.98  # of a point's weight, with each newer point: about the last fifty count
-_APART = 0.2  # standard deviation of x, relative to its mean, from which a slope is believed
-_LEAST = 8  # points
+_KEEP: Final = 0.98  # of a point's weight, with each newer point: about the last fifty count
+_APART: Final = 0.2  # standard deviation of x, relative to its mean, from which a slope is believed
+_LEAST: Final = 8  # points
 
 # Of what is learnt:
-_WINDOW_S = 1.0
-_GAIN = 0.2
-_FIRST_TOKEN_S = 1e-3  # `token_s` until anything is known
-_FIRST_PROMPT_S = 1e-4  # `prompt_s` until anything is known
+_WINDOW_S: Final = 1.0
+_GAIN: Final = 0.2
+_FIRST_TOKEN_S: Final = 1e-3  # `token_s` until anything is known
+_FIRST_PROMPT_S: Final = 1e-4  # `prompt_s` until anything is known
 
 
 @dataclass(slots=True)

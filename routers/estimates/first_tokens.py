@@ -8,9 +8,11 @@ that tells slow requests would lack the slow ones.
 
 from __future__ import annotations
 
+from typing import Final
+
 from routers.estimates.ratio_histogram import RatioHistogram
 
-_MAX_BUCKETS = 64
+_MAX_BUCKETS: Final = 64
 
 
 class FirstTokens:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Final
 
 from routers.api.requests import NO_TOKENS, Generation, Request, Tokens
 from routers.api.settings import GenerationParameters
@@ -25,12 +26,12 @@ from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.output_lengths import OutputLengths
 from routers.estimates.prefix_tree import PrefixTree
 
-_MEDIAN = 0.5
-_TRUST_GAIN = 0.05
-_MIN_TRUST = 0.02  # so that an engine that begins to cache is noticed
-_ANSWER_GAIN = 0.02  # the least weight of a new answer in the mean of what requests take
-_SESSION_SAVES = 0.5  # of a prompt, assumed to be cached where its session was served last
-_MAX_SESSIONS = 10_000
+_MEDIAN: Final = 0.5
+_TRUST_GAIN: Final = 0.05
+_MIN_TRUST: Final = 0.02  # so that an engine that begins to cache is noticed
+_ANSWER_GAIN: Final = 0.02  # the least weight of a new answer in the mean of what requests take
+_SESSION_SAVES: Final = 0.5  # of a prompt, assumed to be cached where its session was served last
+_MAX_SESSIONS: Final = 10_000
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from routers.api.settings import DispatcherSettings, GroupSettings, length_bounds
 from routers.estimates.batch_size import BatchSizes
@@ -24,11 +25,12 @@ from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.peer_load import PeerLoad
 from routers.estimates.turnaround import Turnaround
 
-_BATCH_GAIN = 0.05
-_SPEED_GAIN = 0.05
-_STREAM_SCV = 1.0  # lengths of answers are about exponentially distributed
-_MIN_SPEED, _MAX_SPEED = 1e-4, 1e4
-ANY_LENGTH = 1 << 62  # longer than any row
+_BATCH_GAIN: Final = 0.05
+_SPEED_GAIN: Final = 0.05
+_STREAM_SCV: Final = 1.0  # lengths of answers are about exponentially distributed
+_MIN_SPEED: Final = 1e-4
+_MAX_SPEED: Final = 1e4
+ANY_LENGTH: Final = 1 << 62  # longer than any row
 
 
 @dataclass(frozen=True, slots=True)

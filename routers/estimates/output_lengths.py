@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import ceil, log2
+from typing import Final
 
-_BINS = 8  # to a doubling: within 9 %
-_LEAST = 8  # outputs before a history is used
-_SPAN = 200.0  # about so many outputs count
-_MOST = 1024  # histories
-_HEAVIEST = 1e12  # weight at which all weights are divided
+_BINS: Final = 8  # to a doubling: within 9 %
+_LEAST: Final = 8  # outputs before a history is used
+_SPAN: Final = 200.0  # about so many outputs count
+_MOST: Final = 1024  # histories
+_HEAVIEST: Final = 1e12  # weight at which all weights are divided
 
 
 @dataclass(slots=True)

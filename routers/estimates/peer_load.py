@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import expm1, inf
+from typing import Final
 
-_WINDOW_S = 5.0
-_SHORT_S = 1e-6  # a report that covers less counts as one of a moment
+_WINDOW_S: Final = 5.0
+_SHORT_S: Final = 1e-6  # a report that covers less counts as one of a moment
 
 
 @dataclass(slots=True)

@@ -20,10 +20,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Final
 
 from routers.api.events import BlocksHeld
 
-_BYTES = 8
+_BYTES: Final = 8
 
 
 def blocks_of(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:

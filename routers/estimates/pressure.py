@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from math import exp
+from typing import Final
 
-_WINDOW_S = 5.0
+_WINDOW_S: Final = 5.0
 _SOME, _MOST = 0.01, 0.5  # of requests refused
-_UNSEEN = 1.0  # requests taken to have been let in, so that one refusal is no overload
+_UNSEEN: Final = 1.0  # requests taken to have been let in, so that one refusal is no overload
 
 
 class Pressure(IntEnum):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from math import log
+from typing import Final
 
 # Of the histogram of ratios:
-_BIN_WIDTH = log(1.05)
-_MIN_RATIO, _MAX_RATIO = 0.25, 64.0
-_BINS = int(log(_MAX_RATIO / _MIN_RATIO) / _BIN_WIDTH) + 2
-_GROWTH = 1.0015  # each sample weighs so much more than the one before: half-life 460 samples
-_TOO_HEAVY = 1e12  # weight at which all weights are divided
-_REUSE = 8  # samples for which a quantile is used again
+_BIN_WIDTH: Final = log(1.05)
+_MIN_RATIO: Final = 0.25
+_MAX_RATIO: Final = 64.0
+_BINS: Final = int(log(_MAX_RATIO / _MIN_RATIO) / _BIN_WIDTH) + 2
+# Each sample weighs so much more than the one before: half-life 460 samples
+_GROWTH: Final = 1.0015
+_TOO_HEAVY: Final = 1e12  # weight at which all weights are divided
+_REUSE: Final = 8  # samples for which a quantile is used again
 
 
 class RatioHistogram:

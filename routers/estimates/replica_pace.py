@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
-_WINDOW_S = 1.0
-_VERDICTS = 5
-_MOST = 64.0  # times slower, or faster, that a verdict may say at most
+_WINDOW_S: Final = 1.0
+_VERDICTS: Final = 5
+_MOST: Final = 64.0  # times slower, or faster, that a verdict may say at most
 
 
 @dataclass(slots=True)

@@ -7,10 +7,12 @@ aside for it, so that one hiccup does not demote every new request.
 
 from __future__ import annotations
 
-_MEAN_GAIN = 0.125
-_DEVIATION_GAIN = 0.25
-_DEVIATIONS = 2.0
-_MAX_MARGIN = 0.5  # of the budget a request arrived with
+from typing import Final
+
+_MEAN_GAIN: Final = 0.125
+_DEVIATION_GAIN: Final = 0.25
+_DEVIATIONS: Final = 2.0
+_MAX_MARGIN: Final = 0.5  # of the budget a request arrived with
 
 
 class Turnaround:

@@ -7,6 +7,7 @@ used unless the settings name others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from routers.api.errors import BadSettings
 from routers.api.policies import Order
@@ -85,7 +86,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "edges": EDGES,
     "preemption": PREEMPTIONS,
 }
-SEVERAL = frozenset({"admission"})
+SEVERAL: Final = frozenset({"admission"})
 """Kinds of which settings name any number of policies; those answer in the order named."""
 
 

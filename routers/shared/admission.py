@@ -13,8 +13,7 @@ runs and one is expected at a known time, a request that would be over before is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from routers.api.requests import FlowKey, Reason, Request
 from routers.api.settings import DispatcherSettings
@@ -28,18 +27,21 @@ from routers.state.rejection_cache import CachedRejection, RejectionCache, Times
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import TrackedRequest
 
-MIN_RETRY_S = 0.05
-MAX_RETRY_S = 60.0
-_PERMANENT = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)  # asking again does not help
-_MIN_LATE_S = 1e-9  # 0.0 means on time
+MIN_RETRY_S: Final = 0.05
+MAX_RETRY_S: Final = 60.0
+# Asking again does not help.
+_PERMANENT: Final = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
+_MIN_LATE_S: Final = 1e-9  # 0.0 means on time
 
 
-@dataclass(slots=True)
 class Rejection:
     """A rejection, as the caller is told."""
 
     reason: Reason
-    retry_after_s: float = 0.0  # after which asking again may help; 0: never, or unknown
+    retry_after_s: float  # after which asking again may help; 0: never, or unknown
+
+    def __init__(self, reason: Reason, retry_after_s: float = 0.0) -> None:
+        self.reason, self.retry_after_s = reason, retry_after_s
 
 
 class Admission:
@@ -103,9 +105,9 @@ class Admission:
         it may wait on time."""
         newcomer = self._ahead.found_by(tracked, now)
         late_by_s, forecast_s = _late_by_s(newcomer), 0.0
-        for came, judge, each in self.controllers.arrivals:
-            came(newcomer, now)
-            answer = judge(newcomer, now)
+        for each in self.controllers.on_arrival:
+            each.came(newcomer, now)
+            answer = each.judge(newcomer, now)
             if answer is ADMIT:
                 continue
             if answer.teaches:
@@ -229,7 +231,7 @@ class Admission:
         )
         latest = groups.latest_start(edge, now, deadline)
         cost_s = groups.reference.cost.unit_s(edge)
-        return TrackedRequest(request, flow, now, latest, 1, edge, cost_s, forecast_edge=edge)
+        return TrackedRequest(request, flow, now, latest, edge, cost_s)
 
     def queue_s(self) -> float:
         """Seconds after which a request that found the queue full may be sent again."""

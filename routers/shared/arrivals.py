@@ -84,10 +84,7 @@ class Arrivals:
             latest = self._groups.latest_start(longest_edge, now, due)
         else:
             latest = alone.latest_start(longest_edge, now, due)
-        return TrackedRequest(
-            request, self.flow(request), now, latest, len(lengths), edge, cost_s,
-            forecast_edge=self.forecast_edge(edge),
-        )  # fmt: skip
+        return TrackedRequest(request, self.flow(request), now, latest, edge, cost_s)
 
     def forecast_edge(self, edge: int) -> int:
         """The edge by which forecasts of a request in this bucket are told apart; 0: they are

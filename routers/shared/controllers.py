@@ -41,8 +41,6 @@ class Controllers:
         every = self._by_name.values()
         asked = [each for each in every if not each.verdicts.off]
         self.on_arrival = tuple(each for each in asked if isinstance(each, OnArrival))
-        # Bound methods are looked up once, because every new request calls them.
-        self.arrivals = tuple((each.came, each.judge, each) for each in self.on_arrival)
         self.once_late = tuple(each for each in asked if isinstance(each, OnceLate))
         self.at_turn = tuple(each for each in asked if isinstance(each, AtTurn))
         self._late_verdicts = tuple(each.verdicts for each in asked if each.reason is Reason.LATE)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from routers.api.actions import Action
 from routers.api.events import Closed
-from routers.api.requests import FlowWork, LeaseEnd, Report
+from routers.api.requests import ABORTED, BUSY, LOST, FlowWork, Report
 from routers.shared.health import Ejection, Suspension
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
@@ -26,8 +26,8 @@ from routers.state.replica_state import AnyLease, AnyReplica
 from routers.state.replicas import MIN_BLOCK_S, SUSPECT_S, ReplicaSet
 from routers.state.rows import Row
 
-MAX_S = 1e6  # longer than any batch; a reported time above it is not believed
-_MAX_VIRTUAL_S = 1e15  # the same for start tags, which grow as long as a gateway runs
+MAX_S: Final = 1e6  # longer than any batch; a reported time above it is not believed
+_MAX_VIRTUAL_S: Final = 1e15  # the same for start tags, which grow as long as a gateway runs
 
 
 def believable(report: Report, predicted_s: float) -> Report:
@@ -35,16 +35,17 @@ def believable(report: Report, predicted_s: float) -> Report:
     take. (A flow whose start tag is NaN would never be found in the order again.) `predicted_s`
     replaces an impossible service time. Possible numbers are kept, however odd: the cost model and
     the outlier policy judge those."""
-    scalars = (report.retry_in_s, report.transport_s, report.free_in_s)
+    virtual = report.virtual_time
     if (
         _is_time(report.service_s)
-        and all(map(_is_time, scalars))
-        and all(map(_is_virtual, report.virtual_time))
-        and all(map(_is_work, report.served))
-        and all(map(_is_work, report.waiting))
+        and _is_time(report.retry_in_s)
+        and _is_time(report.transport_s)
+        and _is_time(report.free_in_s)
+        and (not virtual or all(map(_is_virtual, virtual)))
+        and (not report.served or all(map(_is_work, report.served)))
+        and (not report.waiting or all(map(_is_work, report.waiting)))
     ):
         return report
-    virtual = report.virtual_time
     return replace(
         report,
         service_s=report.service_s if _is_time(report.service_s) else predicted_s,
@@ -138,7 +139,7 @@ class Endings(Generic[L]):
         if charge is None:
             return
         service_s = event.report.service_s
-        if event.end is not LeaseEnd.ABORTED:
+        if event.end is not ABORTED:
             self._requests.served.settle(charge, None, now)
         elif service_s > 0.0:
             self._requests.served.settle(charge, service_s, now)
@@ -152,14 +153,14 @@ class Endings(Generic[L]):
         """Queue the rows of a lease without an answer again that stand in no other lease, or evict
         their requests; block its replica where the end says so."""
         requests, replica, end = self._requests, lease.replica, event.end
-        if end is LeaseEnd.BUSY and not any(row.shown for row in stranded):
+        if end is BUSY and not any(row.shown for row in stranded):
             if not lease.recalled:
                 left_s = event.report.retry_in_s
                 wait_s = left_s - replica.lead_s(left_s)
                 self._replicas.block(replica, now + max(MIN_BLOCK_S, wait_s))
             requests.put_back(stranded, now, actions)
             return
-        if end is LeaseEnd.ABORTED and lease.recalled:
+        if end is ABORTED and lease.recalled:
             for row in stranded:
                 row.stopped = True
             requests.put_back(stranded, now, actions)
@@ -167,7 +168,7 @@ class Endings(Generic[L]):
         if event.failed:
             requests.retry_failed(stranded, lease, now, actions)
             return
-        if end is LeaseEnd.LOST:
+        if end is LOST:
             self._replicas.block(replica, now + SUSPECT_S, suspect=True)
             self._suspension.probe_instead(replica, now)
         requests.retry(stranded, lease, now, actions)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from routers.api.actions import Action
 from routers.api.settings import OutlierParameters, SilenceParameters
@@ -30,12 +30,12 @@ from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 from routers.state.timers import CheckTimes
 
-FACTOR = 2.0  # times the quantile
-UNKNOWN_RATIO = 4.0  # of a batch's seconds to its prediction, while too few were measured
-_LONGEST = 2.0  # times the prediction: the upper bound is never below this
-_STALL_S = 0.1  # a look that is this late was late because this process stood still
-_STREAK = 3  # slow answers in a row, before which no replica is ejected
-_MIN_REFRESH = 8  # answers for which a median is used, at least, before it is computed again
+FACTOR: Final = 2.0  # times the quantile
+UNKNOWN_RATIO: Final = 4.0  # of a batch's seconds to its prediction, while too few were measured
+_LONGEST: Final = 2.0  # times the prediction: the upper bound is never below this
+_STALL_S: Final = 0.1  # a look that is this late was late because this process stood still
+_STREAK: Final = 3  # slow answers in a row, before which no replica is ejected
+_MIN_REFRESH: Final = 8  # answers for which a median is used, at least, before it is computed again
 
 R = TypeVar("R", bound=AnyReplica)
 
@@ -138,6 +138,9 @@ class Verdict(Enum):
     PROBE = "probe"
 
 
+AS_BEFORE: Final = Verdict.AS_BEFORE
+
+
 @dataclass(slots=True)
 class _Peers:
     """A group's median ratio, and for how many more answers (`fresh`) it is used."""
@@ -174,19 +177,19 @@ class Outliers:
         """The verdict on a replica that has answered. `ratio`: that answer's seconds over its
         group's prediction. `pool`: all replicas; it is compared with those of its group."""
         if self.frozen or replica.draining:
-            return Verdict.AS_BEFORE
+            return AS_BEFORE
         record = self._record(replica)
         slow = self._is_slow(replica, ratio, pool)
         record.streak = record.streak + 1 if slow else 0
         if replica.reasons & EJECTED:
             return self._judge_probe(replica, record, slow, pool)
         if record.streak < _STREAK or not self._is_slow(replica, replica.slowdown, pool):
-            return Verdict.AS_BEFORE
+            return AS_BEFORE
         group = [each for each in pool if each.group is replica.group]
         running = sum(not each.draining for each in group)
         ejected = sum(each.reasons & EJECTED > 0 for each in group)
         may_eject = ejected + 1 <= self.settings.max_ejected * running
-        return Verdict.EJECT if may_eject else Verdict.AS_BEFORE
+        return Verdict.EJECT if may_eject else AS_BEFORE
 
     def _judge_probe(
         self, replica: AnyReplica, record: _Record, slow: bool, pool: Iterable[AnyReplica]
@@ -251,7 +254,7 @@ class Ejection(Generic[R]):
         """Eject or readmit a replica that has answered, or plan its next probe, as the policy says.
         `ratio`: the answer's service seconds over its group's prediction."""
         verdict = self.policy.judge(replica, ratio, self.replicas.by_id.values())
-        if verdict is Verdict.AS_BEFORE:
+        if verdict is AS_BEFORE:
             return
         if verdict is Verdict.EJECT:
             self.eject(replica, now)

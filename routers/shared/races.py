@@ -8,17 +8,18 @@ kinds decide which leases are slow and which replica takes a copy (`batch.hedgin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from routers.api.settings import DispatcherSettings
 from routers.estimates.averages import Utilisation
 from routers.state.replica_state import AnyLease
 from routers.state.timers import CheckTimes
 
-_TRIES = 4  # candidates looked at in one step, so that a step stays short however many there are
-_CAP_BATCHES = 20.0  # the most that is saved or owed, in mean batches
-_START_BATCHES = 2.0  # what the budget starts with, in mean batches
-_BATCH_GAIN = 0.05  # of the moving average of a batch's cost
+# Candidates looked at in one step, so that a step stays short however many there are
+_TRIES: Final = 4
+_CAP_BATCHES: Final = 20.0  # the most that is saved or owed, in mean batches
+_START_BATCHES: Final = 2.0  # what the budget starts with, in mean batches
+_BATCH_GAIN: Final = 0.05  # of the moving average of a batch's cost
 
 L = TypeVar("L", bound=AnyLease)
 

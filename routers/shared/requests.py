@@ -11,7 +11,7 @@ decide which rows are served next.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from routers.api.actions import Action, Evict, Reject
 from routers.api.errors import BadRequestEvent
@@ -36,7 +36,8 @@ from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest
 from routers.state.timers import Timers
 
-_RETRY_LATER = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})  # an `Evict` says when
+# An `Evict` says when to try again.
+_RETRY_LATER: Final = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
 
 
 class ServedWork:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from routers.api.actions import Action, WakeAt
 from routers.api.events import (
@@ -35,7 +35,7 @@ from routers.api.events import (
     ServedElsewhere,
     Tick,
 )
-from routers.api.requests import LeaseEnd
+from routers.api.requests import DONE
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
@@ -52,11 +52,12 @@ from routers.state.replica_state import SILENT, AnyLease, AnyReplica
 from routers.state.replicas import Affinity, ReplicaSet
 from routers.state.rows import Row
 
-_NOTES = (
+_NOTES: Final = (
     CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, GatewayPlace, AdaptersHeld,
     BlocksHeld,
 )  # fmt: skip
-_MAX_URGENT = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
+_FREQUENT: Final = (Closed, Tick, Opened, Progress)
+_MAX_URGENT: Final = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
 Q = TypeVar("Q", bound=RequestTable)
 S = TypeVar("S", bound=ReplicaSet[Any])
@@ -174,14 +175,20 @@ class Scheduler(Generic[Q, S, L]):
         """The first half of `step`: record the event, append the actions that follow from it alone,
         and dispatch nothing. True: the caller must call `decide` soon. A caller that holds several
         events takes all of them before the first lease is sent."""
-        if isinstance(event, _NOTES):
+        wakeups = self._wakeups
+        if isinstance(event, Arrive):  # first, as most events are
+            if now >= wakeups.wakes_at:
+                wakeups.wakes_at = inf
+            if now < wakeups.quiet_until:
+                return self._arrive_while_quiet(event, now, actions)
+            self._advance_utilisation(now)
+            self._requests.arrive(event.request, now, actions)
+            return True
+        if not isinstance(event, _FREQUENT) and isinstance(event, _NOTES):
             self._note(event, now)
             return False
-        wakeups = self._wakeups
         if now >= wakeups.wakes_at or isinstance(event, Tick):
             wakeups.wakes_at = inf
-        if now < wakeups.quiet_until and isinstance(event, Arrive):
-            return self._arrive_while_quiet(event, now, actions)
         self._advance_utilisation(now)
         if isinstance(event, Progress):
             return self._progressed(event, now, actions) or not now < wakeups.wakes_at < inf
@@ -281,8 +288,8 @@ class Scheduler(Generic[Q, S, L]):
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
         match event:
-            case Arrive():
-                self._requests.arrive(event.request, now, actions)
+            case Tick():
+                pass
             case Closed():
                 self._lease_closed(event, now, actions)
             case Opened():
@@ -299,8 +306,6 @@ class Scheduler(Generic[Q, S, L]):
                 self._races.adopt(event.settings)
                 self._adopt_health(event.settings)
                 self._adopt(event.settings)
-            case Tick():
-                pass
 
     def _adopt_health(self, settings: DispatcherSettings) -> None:
         outliers = self._ejection.policy
@@ -331,7 +336,7 @@ class Scheduler(Generic[Q, S, L]):
         lease = self._leases.open.get(event.lease_id)
         # The caller also closes leases itself (a timeout, a broken connection): only a report that
         # the replica filled in, or an answer, shows that the replica is alive.
-        if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
+        if lease is not None and (event.report.seen or event.end is DONE):
             self._suspension.heard(lease.replica, now)
         self._endings.close(event, now, actions)
 

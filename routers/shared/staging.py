@@ -9,13 +9,14 @@ be served. Times are seconds on the replica's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from routers.api.requests import FlowKey, FlowWork
 
-REPORT_EVERY_S = 0.05  # shortest time between two reports of other gateways' queues to a gateway
-DEMAND_HOLDS_S = 1.0  # how long a gateway's report of its queue counts without a batch here
-FORGET_S = 60.0  # an unheard gateway is forgotten: one that was restarted has a new name
+# Shortest time between two reports of other gateways' queues to a gateway
+REPORT_EVERY_S: Final = 0.05
+DEMAND_HOLDS_S: Final = 1.0  # how long a gateway's report of its queue counts without a batch here
+FORGET_S: Final = 60.0  # an unheard gateway is forgotten: one that was restarted has a new name
 
 
 class Ranked(Protocol):

@@ -11,19 +11,19 @@ none is held back: their scheduler does not ask.
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from routers.api.requests import Reason
 from routers.state.replica_state import AnyReplica
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
-MAX_RUNS = 3
+MAX_RUNS: Final = 3
 """How often a row is run at most, whatever the reasons: its first lease; a copy of that lease, or
 another lease because the first was lost; and one lease more. Whatever runs a row again must keep
 this bound."""
 
-_HELD_SHARE = 0.5  # of the time that a request has left
+_HELD_SHARE: Final = 0.5  # of the time that a request has left
 
 
 class Suspects:

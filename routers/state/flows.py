@@ -15,16 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from routers.api.policies import Account, Order
 from routers.api.requests import FlowKey, FlowWork, Report
 from routers.state.offered import MeanWork
 
-_IDLE_FLOWS = 128  # accounts of idle flows that are kept, those furthest above their share
-_PEER_DEMAND_S = 0.25  # for so long a replica's report of work that waits elsewhere is believed
-_PEERS_GONE_S = 10.0  # without a sign of another gateway, after which none is told what waits here
+_IDLE_FLOWS: Final = 128  # accounts of idle flows that are kept, those furthest above their share
+# For so long a replica's report of work that waits elsewhere is believed
+_PEER_DEMAND_S: Final = 0.25
+# Without a sign of another gateway, after which none is told what waits here
+_PEERS_GONE_S: Final = 10.0
 # A virtual time that no report has confirmed for so long may lag behind other gateways'.
-_VIRTUAL_STALE_S = 1.0
+_VIRTUAL_STALE_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)

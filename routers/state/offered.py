@@ -14,14 +14,15 @@ its body was read counts as the mean of its flow's requests. Work: O(1) a reques
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from routers.api.requests import Reason
 from routers.api.snapshot import OfferedSnapshot
 
-_LOAD = frozenset(
+_LOAD: Final = frozenset(
     each.value for each in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.EXPIRED)
 )
-_MEAN_GAIN = 0.05  # of the moving average of a flow's requests
+_MEAN_GAIN: Final = 0.05  # of the moving average of a flow's requests
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class MeanWork:
     seconds: float = 0.0
 
 
-_LENGTHS = 64  # intervals of lengths, by powers of two: all lengths are below 2**64
+_LENGTHS: Final = 64  # intervals of lengths, by powers of two: all lengths are below 2**64
 
 
 @dataclass(slots=True)

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf, log
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Entry
 
-_KINDS = 5
-_TRIES = 4  # replicas of one kind that are asked for one batch
-_SPEED_BAND = log(1.25)  # replicas whose slowdowns differ by less than this factor take turns
-_IN_TURN = 8  # of so many choices of an idle replica one is made in turn, whatever the order
-_SLACK = 32  # stale entries allowed before a heap is compacted
+_KINDS: Final = 5
+_TRIES: Final = 4  # replicas of one kind that are asked for one batch
+# Replicas whose slowdowns differ by less than this factor take turns
+_SPEED_BAND: Final = log(1.25)
+_IN_TURN: Final = 8  # of so many choices of an idle replica one is made in turn, whatever the order
+_SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
 _T = TypeVar("_T")
 R = TypeVar("R", bound=AnyReplica)

@@ -12,14 +12,13 @@ refuses, by their headers alone, before their bodies are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 from routers.api.requests import FlowKey
 
-KEPT_S = 0.02
+KEPT_S: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
 class TimesLeft:
     """The time that a request has: seconds to its deadline (or its expiry, if that is sooner), and
     seconds to its expiry."""
@@ -27,8 +26,10 @@ class TimesLeft:
     left_s: float
     expires_s: float
 
+    def __init__(self, left_s: float, expires_s: float) -> None:
+        self.left_s, self.expires_s = left_s, expires_s
 
-@dataclass(frozen=True, slots=True)
+
 class CachedRejection:
     """What a one-row request was told. `times`: the time that it had. `late_by_s`: how late it was;
     0.0: it was not rejected."""
@@ -36,6 +37,9 @@ class CachedRejection:
     times: TimesLeft
     late_by_s: float
     retry_after_s: float
+
+    def __init__(self, times: TimesLeft, late_by_s: float, retry_after_s: float) -> None:
+        self.times, self.late_by_s, self.retry_after_s = times, late_by_s, retry_after_s
 
     def holds_for(self, times: TimesLeft) -> bool:
         """Whether a request with these times is rejected too."""

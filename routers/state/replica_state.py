@@ -18,12 +18,12 @@ from routers.estimates.groups import ReplicaGroup
 from routers.state.flows import Charge
 from routers.state.rows import Row
 
-_TRANSPORT_GAIN = 0.2  # of the moving average of transport
+_TRANSPORT_GAIN: Final = 0.2  # of the moving average of transport
 # Times the mean transport: how early a batch is sent where coming late would cost it its turn.
-_TRANSPORT_SPREAD = 1.5
+_TRANSPORT_SPREAD: Final = 1.5
 # Of the running batch's predicted seconds: how much sooner than predicted that batch may end.
-_EARLY_SHARE = 0.2
-_SHARED_S = 10.0  # how long a replica counts as shared after another gateway was seen there
+_EARLY_SHARE: Final = 0.2
+_SHARED_S: Final = 10.0  # how long a replica counts as shared after another gateway was seen there
 
 SUSPECT: Final = 1
 """It lost a lease and has not answered since."""
@@ -36,7 +36,11 @@ SILENT: Final = 8
 
 # The kinds of ready replicas that each group has: the placement says which kind a healthy one is;
 # unhealthy ones are SPARE.
-IDLE, DUE, OVERRUN, BUSY, SPARE = range(5)
+IDLE: Final = 0
+DUE: Final = 1
+OVERRUN: Final = 2
+BUSY: Final = 3
+SPARE: Final = 4
 
 Entry = tuple[float, float, int, int, Any]
 """(first key, second key, number of the push, kind, replica): an entry of `ready_replicas`. Within
@@ -132,7 +136,9 @@ class ReplicaState(Generic[L]):
 
     def head(self) -> L | None:
         """The oldest lease: on a batch replica the one that is believed to run."""
-        return next(iter(self.leases.values()), None)
+        for lease in self.leases.values():
+            return lease
+        return None
 
     def lead_s(self, running_s: float) -> float:
         """How many seconds before the predicted end of the running lease (`running_s` in all) the
@@ -184,6 +190,10 @@ class Origin(Enum):
     ADOPTED = "adopted"  # was a probe, until the lease that it copies was lost
 
 
+FIRST: Final = Origin.FIRST
+HEDGE: Final = Origin.HEDGE
+PROBE: Final = Origin.PROBE
+
 R = TypeVar("R", bound=ReplicaState[Any])
 
 
@@ -203,7 +213,7 @@ class Lease(Generic[R]):
         self.opened = False  # the replica has said that it started
         self.begun = False  # a part of its answer has come, before it was whole
 
-        self.origin = Origin.FIRST
+        self.origin = FIRST
         self.copy_of: Lease[R] | None = None  # the lease whose rows this one repeats, in a race
         self.copy: Lease[R] | None = None  # the reverse
         self.tied = False  # the first of the two to start cancels the other
@@ -222,7 +232,7 @@ class Lease(Generic[R]):
     @property
     def is_copy(self) -> bool:
         """Whether it was sent as a copy; stays true after the race."""
-        return self.origin is not Origin.FIRST
+        return self.origin is not FIRST
 
     @property
     def may_have_begun(self) -> bool:
@@ -231,7 +241,7 @@ class Lease(Generic[R]):
 
     @property
     def is_probe(self) -> bool:
-        return self.origin is Origin.PROBE
+        return self.origin is PROBE
 
     def lead(self) -> None:
         """The lease before it has ended. This lease was late because it waited, not because it was

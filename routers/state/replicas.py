@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from routers.api.errors import BadSettings
 from routers.api.requests import Replica, ReplicaKind
@@ -24,13 +24,13 @@ from routers.estimates.groups import ANY_LENGTH, LengthRange, ReplicaGroup, Repl
 from routers.state.ready_replicas import Placement, ReadyReplicas
 from routers.state.replica_state import EJECTED, OVERDUE, SILENT, SUSPECT, AnyReplica
 
-MIN_BLOCK_S = 0.001  # a busy answer that names no time must not cause a busy loop
-SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
-_SLACK = 32  # stale timers allowed before the heap is compacted
-_SESSIONS = 10_000  # remembered
+MIN_BLOCK_S: Final = 0.001  # a busy answer that names no time must not cause a busy loop
+SUSPECT_S: Final = 1.0  # after a loss, unless the replica answers or is listed as running again
+_SLACK: Final = 32  # stale timers allowed before the heap is compacted
+_SESSIONS: Final = 10_000  # remembered
 # How much later than on the best replica a batch may finish for the preference's sake, of its
 # predicted seconds: near ties only.
-_GIVES_WAY = 0.1
+_GIVES_WAY: Final = 0.1
 
 
 R = TypeVar("R", bound=AnyReplica)

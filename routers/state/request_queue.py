@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Final
 
 from routers.api.policies import Order
 from routers.api.requests import FlowWork
@@ -21,7 +22,7 @@ from routers.state.lanes import Lane, bucket_of
 from routers.state.rows import Row
 from routers.state.tenant_shares import TenantShares
 
-_FLOWS_A_CALL = 64  # looked at by `work`, on average
+_FLOWS_A_CALL: Final = 64  # looked at by `work`, on average
 
 
 class RequestQueue:

@@ -6,7 +6,6 @@ Rows know where they stand by handles, because the classes of buckets (`lanes`) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
@@ -37,7 +36,10 @@ class LeaseHandle(Protocol):
     def is_suspended(self) -> bool: ...
 
 
-@dataclass(slots=True, eq=False)
+# Plain classes, because what is made for each row or request is made seven times faster so once
+# compiled: a dataclass's own constructor stays interpreted.
+
+
 class Row:
     """One queued unit of a request.
 
@@ -51,22 +53,37 @@ class Row:
     length: int  # tokens
     order: int  # numbers rows by arrival, across all requests
     edge: int  # of its bucket
-    cost_s: float = 0.0  # predicted service seconds, as of its arrival
+    cost_s: float  # predicted service seconds, as of its arrival
 
-    bucket: BucketHandle | None = None
-    lease: LeaseHandle | None = None
-    copy: LeaseHandle | None = None  # the lease that races `lease` for this row
+    bucket: BucketHandle | None
+    lease: LeaseHandle | None
+    copy: LeaseHandle | None  # the lease that races `lease` for this row
 
-    isolated: bool = False  # lost once, failed once, or a suspect from the start
-    copied: bool = False  # stood in a copy once
-    stopped: bool = False  # was stopped for more urgent work once, and will not be again
-    failed: bool = False  # the model has failed on it once
-    avoid: str = ""  # the replica that failed it, not used while another one runs; "": none
-    held_until: float = -inf  # not tried before where its loss would leave no well replica
-    losses: int = 0  # leases that were lost with it, failed on it, or that it was moved out of
+    isolated: bool  # lost once, failed once, or a suspect from the start
+    copied: bool  # stood in a copy once
+    stopped: bool  # was stopped for more urgent work once, and will not be again
+    failed: bool  # the model has failed on it once
+    avoid: str  # the replica that failed it, not used while another one runs; "": none
+    held_until: float  # not tried before where its loss would leave no well replica
+    losses: int  # leases that were lost with it, failed on it, or that it was moved out of
     # Leases at silent replicas that it was moved out of. One that is answered after all answers it.
-    moved_from: tuple[LeaseHandle, ...] = ()
-    shown: bool = False  # its caller has had a part of its answer: it stays where it runs
+    moved_from: tuple[LeaseHandle, ...]
+    shown: bool  # its caller has had a part of its answer: it stays where it runs
+
+    def __init__(
+        self,
+        tracked: TrackedRequest,
+        index: int,
+        length: int,
+        order: int,
+        edge: int,
+        cost_s: float = 0.0,
+    ) -> None:
+        self.tracked, self.index, self.length, self.order = tracked, index, length, order
+        self.edge, self.cost_s = edge, cost_s
+        self.bucket = self.lease = self.copy = None
+        self.isolated = self.copied = self.stopped = self.failed = self.shown = False
+        self.avoid, self.held_until, self.losses, self.moved_from = "", -inf, 0, ()
 
     @property
     def is_retry(self) -> bool:
@@ -85,7 +102,6 @@ class Row:
         self.losses += 1
 
 
-@dataclass(slots=True, eq=False)
 class TrackedRequest:
     """What the core keeps of a request while any of its rows is queued or leased."""
 
@@ -93,15 +109,28 @@ class TrackedRequest:
     flow: Flow
     queued_at: float
     latest_start: float  # its deadline less the usual turnaround of its bucket
+    edge: int  # of its first row's bucket
+    cost_s: float  # predicted service seconds of all its rows, as of its arrival
     open: int  # rows queued or leased; 0: forgotten
-    edge: int = 0  # of its first row's bucket
-    cost_s: float = 0.0  # predicted service seconds of all its rows, as of its arrival
-    queued: int = 0  # of the open rows, those that wait
-    late: bool = False  # `latest_start` has passed: it is not expected to meet its deadline
+    queued: int  # of the open rows, those that wait
+    late: bool  # `latest_start` has passed: it is not expected to meet its deadline
     # Predicted queue wait, until that has proved true or false. None also for a request that came
     # late, or while no replica ran.
-    forecast_s: float | None = None
-    rows: tuple[Row, ...] = ()  # () until it may wait
-    # Of its first row's bucket, as forecasts tell lengths apart; 0: they do not.
-    forecast_edge: int = 0
-    work_s: float = 0.0  # offered work, as `routers.state.offered` prices it
+    forecast_s: float | None
+    rows: tuple[Row, ...]  # () until it may wait
+    forecast_edge: int  # `edge`, where forecasts tell lengths apart; 0: they do not
+    work_s: float  # offered work, as `routers.state.offered` prices it
+
+    def __init__(
+        self,
+        request: Request,
+        flow: Flow,
+        queued_at: float,
+        latest_start: float,
+        edge: int = 0,
+        cost_s: float = 0.0,
+    ) -> None:
+        self.request, self.flow, self.queued_at = request, flow, queued_at
+        self.latest_start, self.edge, self.cost_s = latest_start, edge, cost_s
+        self.open, self.queued, self.late = len(request.lengths), 0, False
+        self.forecast_s, self.rows, self.forecast_edge, self.work_s = None, (), edge, 0.0

@@ -14,24 +14,28 @@ is gone, O(log tenants) amortised. Source: buffer stealing, McKenney, Stochastic
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 from routers.state.rows import Row
 
-_STALE_ENTRIES = 32  # allowed before the heap is made anew
+_STALE_ENTRIES: Final = 32  # allowed before the heap is made anew
 
 
-@dataclass(slots=True, eq=False)
 class TenantShare:
     """What waits of one tenant, over all priorities."""
 
     tenant: str
     weight: float
-    rows: int = 0
-    late_rows: int = 0
-    seconds: float = 0.0  # predicted service seconds of its rows
-    key: float = 0.0  # `level` as its valid heap entry has it; 0.0: none
+    rows: int
+    late_rows: int
+    seconds: float  # predicted service seconds of its rows
+    key: float  # `level` as its valid heap entry has it; 0.0: none
+
+    def __init__(self, tenant: str, weight: float) -> None:
+        self.tenant, self.weight = tenant, weight
+        self.rows = self.late_rows = 0
+        self.seconds = self.key = 0.0
 
     @property
     def level(self) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from routers.state.rows import TrackedRequest
 
-_SLACK = 32  # stale entries allowed before the heap is compacted
+_SLACK: Final = 32  # stale entries allowed before the heap is compacted
 
 
 class Timers:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
+from typing import Final
 
 from routers.api.requests import Report
 from routers.api.settings import GenerationParameters
 from routers.api.snapshot import Snapshot
 
-WAITING_SHARE = 2
+WAITING_SHARE: Final = 2
 """Times what an engine runs at once: as many requests a gateway sends a replica that other gateways
 use too, and as many the replica takes from each."""
 
-_SHARED_S = 10.0  # for which engines count as shared after others were seen there
-_PRICED_EVERY_S = 1.0  # what a token is worth is read from a snapshot of everything
+_SHARED_S: Final = 10.0  # for which engines count as shared after others were seen there
+_PRICED_EVERY_S: Final = 1.0  # what a token is worth is read from a snapshot of everything
 
 
 class SharedEngines:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from routers.api.actions import Action, Dispatch
-from routers.api.requests import LeaseEnd, Tokens
+from routers.api.requests import ABORTED, LeaseEnd, Tokens
 from routers.api.settings import DispatcherSettings, HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
 from routers.policies.hedging import HedgeDelay
@@ -46,10 +47,10 @@ from routers.stream.lease import (
 )
 from routers.stream.requests import StreamRequests
 
-MAX_READ = 512
+MAX_READ: Final = 512
 """Tokens of a prompt that a copy may have to read. With prompts of 1,100 tokens, copies made the
 p99 of first tokens 119 ms instead of 81, since all others wait while prompts are read again."""
-_MIN_S = 0.001
+_MIN_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +302,7 @@ class FirstTokens:
         running, replica = lease.running, lease.replica
         if lease.is_probe:
             self._ejection.failed(replica, now)
-        gave_up = end is LeaseEnd.ABORTED and not (lease.begun or lease.live)
+        gave_up = end is ABORTED and not (lease.begun or lease.live)
         if gave_up and lease.hedge_due and not lease.is_copy:
             waited_s = now - lease.starts_at
             replica.engine.waited(lease.edge, waited_s, running.first_s)

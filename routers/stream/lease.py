@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil, inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from routers.api.requests import Replica, ReplicaKind, Request
 from routers.estimates.engine_speed import EngineSpeed
@@ -22,11 +22,11 @@ from routers.state.replica_state import BUSY, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row, TrackedRequest
 
-_SAVED_SHARE = 0.5  # of the room that a replica frees, kept for a row that does not fit yet
-_MUCH_SLOWER = 1.5  # times its group's pace
-_READING = 4096.0  # prompt tokens yet to be read that weigh as much as a full replica
-_MIN_S = 0.001  # a first token is never predicted sooner
-_TRIES = 4  # leases of a priority that are looked at, to find one that may be stopped
+_SAVED_SHARE: Final = 0.5  # of the room that a replica frees, kept for a row that does not fit yet
+_MUCH_SLOWER: Final = 1.5  # times its group's pace
+_READING: Final = 4096.0  # prompt tokens yet to be read that weigh as much as a full replica
+_MIN_S: Final = 0.001  # a first token is never predicted sooner
+_TRIES: Final = 4  # leases of a priority that are looked at, to find one that may be stopped
 
 
 class TrackedStream(TrackedRequest):
@@ -43,7 +43,8 @@ class TrackedStream(TrackedRequest):
     ) -> None:
         """`costs`: the edge of its bucket, and its predicted service seconds."""
         edge, cost_s = costs
-        super().__init__(request, flow, queued_at, latest_start, 1, edge, cost_s)
+        super().__init__(request, flow, queued_at, latest_start, edge, cost_s)
+        self.forecast_edge = 0  # what it takes depends on its output, not on its prompt's length
         self.plan = plan
 
 

@@ -11,21 +11,22 @@ Reports also teach the engine's speed, its pace and the share of prompts that is
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from routers.api.actions import Action
 from routers.api.events import Closed, Progress
-from routers.api.requests import LeaseEnd, Tokens
+from routers.api.requests import ABORTED, BUSY, DONE, LOST, LeaseEnd, Tokens
 from routers.shared.endings import Endings, believable
 from routers.shared.health import Ejection, Suspension
 from routers.shared.races import Races
 from routers.state.leases import LeaseTable, fail, win
-from routers.state.replica_state import EJECTED, AnyReplica, Origin
+from routers.state.replica_state import EJECTED, HEDGE, AnyReplica
 from routers.stream.first_tokens import FirstTokens
 from routers.stream.lease import StreamLease, StreamReplica, StreamReplicas
 from routers.stream.requests import StreamRequests
 
-_FULL = 0.8  # share of a replica's room above which it counts as full
-_MAX_TOKENS = 1_000_000_000  # a greater count in a report is not believed
+_FULL: Final = 0.8  # share of a replica's room above which it counts as full
+_MAX_TOKENS: Final = 1_000_000_000  # a greater count in a report is not believed
 
 
 class StreamEndings(Endings[StreamLease]):
@@ -171,10 +172,10 @@ class StreamEndings(Endings[StreamLease]):
         replica, end = lease.replica, event.end
         self.learn_of_peers(replica, report, now)
         # It has one row: if that failed, there is no answer.
-        answered = end is LeaseEnd.DONE and not event.failed
+        answered = end is DONE and not event.failed
         if answered:
             self._first_tokens.wins(lease, actions)
-        self._settle_up(lease, LeaseEnd.ABORTED if event.failed else end, report.tokens, now)
+        self._settle_up(lease, ABORTED if event.failed else end, report.tokens, now)
         replica.group.max_streams = replica.engine.max_leases
         other = lease.other
         if answered:
@@ -187,7 +188,7 @@ class StreamEndings(Endings[StreamLease]):
         head = replica.head()
         if head is not None and not head.opened:
             head.lead()
-        if self._replicas.closed(replica, now, alive=end in (LeaseEnd.DONE, LeaseEnd.ABORTED)):
+        if self._replicas.closed(replica, now, alive=end in (DONE, ABORTED)):
             self.forget(replica)
         else:
             self._first_tokens.closed(lease, end, now)
@@ -197,7 +198,7 @@ class StreamEndings(Endings[StreamLease]):
     ) -> None:
         requests = self._requests
         has_lost = lease.unsettled_charge is None and lease.copy_of is None
-        self._races.counts.hedges_won += lease.origin is Origin.HEDGE and lease.live > 0
+        self._races.counts.hedges_won += lease.origin is HEDGE and lease.live > 0
         members, _ = win(lease, (), actions)
         if lease.unsettled_charge is not None:
             requests.served.settle(lease.unsettled_charge, event.report.service_s, now)
@@ -214,7 +215,7 @@ class StreamEndings(Endings[StreamLease]):
         if other is not None:
             self._first_tokens.other_lease_lost(other, now)
         has_run = lease.opened or event.report.service_s > 0.0 or event.failed
-        if event.end is not LeaseEnd.LOST and not has_run:
+        if event.end is not LOST and not has_run:
             self.undo_race(lease, other)
         self.settle(lease, event, now)
         self.send_back(stranded, lease, event, now, actions)
@@ -226,7 +227,7 @@ class StreamEndings(Endings[StreamLease]):
         before = running.tokens
         has_said = tokens.input > 0 or tokens.output > 0
         tokens = _believable(tokens, before) if has_said else before
-        if running.first_at is None and end is LeaseEnd.DONE:
+        if running.first_at is None and end is DONE:
             # No `Progress` told of the first token, so what was cached is learnt only now.
             generations.found(running, tokens.cached, lease.replica_id)
         if running.reads:
@@ -236,7 +237,7 @@ class StreamEndings(Endings[StreamLease]):
         replica.engine.worked(lease.replica_id, served, now, full=full)
         if not replica.leases:
             replica.engine.idle(lease.replica_id)
-        if end is LeaseEnd.DONE and tokens.output:
+        if end is DONE and tokens.output:
             generations.answered(running.plan, tokens)
         running.tokens = tokens
         self._settle_account(lease, end, now)
@@ -252,8 +253,8 @@ class StreamEndings(Endings[StreamLease]):
         tokens = running.tokens
         nothing = not (tokens.input or tokens.output)
         shown = lease.row.shown and not nothing
-        refunded = end is LeaseEnd.BUSY or (end is LeaseEnd.LOST and not shown)
-        if refunded or (nothing and end is LeaseEnd.ABORTED):
+        refunded = end is BUSY or (end is LOST and not shown)
+        if refunded or (nothing and end is ABORTED):
             served.settle(charge, None, now)
             return
         if nothing:  # a replica that reports no counts: the prediction stands

@@ -12,7 +12,7 @@ from __future__ import annotations
 from routers.api.actions import Action, Dispatch, IsolatedDispatch
 from routers.api.errors import BadSettings
 from routers.api.events import AdaptersHeld, BlocksHeld, Note, Progress
-from routers.api.policies import Ranking
+from routers.api.policies import SHARES
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import ReplicaGroups
 from routers.policies.registry import PLACEMENTS
@@ -184,7 +184,7 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         tag = flows.tag(flow)
         charges = ((flow.priority, flow.tenant, cost_s),)
         paid = charges if order.settles else ((flow.priority, flow.tenant, price),)
-        is_told = order.ranking is Ranking.SHARES
+        is_told = order.ranking is SHARES
         rank = int(lane.late), lane.priority, tag if is_told else 0.0
         flows.set_account(flow, account)
         flows.leads(flow, tag, cost_s, competing_weight)

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from routers.api.requests import FlowKey, FlowWork, Shares, Tokens
 from routers.shared.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, Ranked, summed
 
-_SLACK = 64  # stale entries allowed before the heaps are rebuilt
+_SLACK: Final = 64  # stale entries allowed before the heaps are rebuilt
 
 R = TypeVar("R", bound=Ranked)
 _Lead = tuple[int, int, int, str]  # standing (late or not, priority), and flow

@@ -13,6 +13,8 @@ Source: Mooncake's conductor (FAST'25), Preble's E2 (ICLR'25).
 
 from __future__ import annotations
 
+from typing import Final
+
 from routers.api.actions import Action
 from routers.api.requests import Reason
 from routers.estimates.generations import GenerationPlan, Generations
@@ -21,7 +23,7 @@ from routers.state.rows import Row
 from routers.stream.lease import StreamReplica, StreamReplicas, StreamRoom, plan_of
 from routers.stream.requests import StreamRequests
 
-_FLOWS = 4  # flows, of the lowest tags, whose rows may pass a row that has no room
+_FLOWS: Final = 4  # flows, of the lowest tags, whose rows may pass a row that has no room
 
 
 class Turns:

@@ -38,9 +38,7 @@ def came(
     priority, tenant = flow
     request = Request(1, (edge,), now, now + 9.0, now + 9.0, tenant, priority, weight=weight)
     its_flow = Flow(tenant, priority, weight, live=inflight)
-    tracked = TrackedRequest(
-        request, its_flow, now, now + slack_s, 1, edge, cost_s, forecast_edge=edge
-    )
+    tracked = TrackedRequest(request, its_flow, now, now + slack_s, edge, cost_s)
     tracked.forecast_s = forecast_s
     return tracked
 
@@ -56,9 +54,8 @@ def found(
 ) -> Newcomer:
     """What it finds in the queue."""
     slack_s = tracked.latest_start - now
-    return Newcomer(
-        tracked, NOTHING, tracked.edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
-    )
+    newcomer = Newcomer(tracked, NOTHING, tracked.edge, slack_s, capacity)
+    return newcomer.finds(before_s, urgent_s, competing_weight)
 
 
 def ask(controller: OnArrival, newcomer: Newcomer, now: float) -> Answer:

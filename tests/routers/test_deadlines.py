@@ -287,7 +287,7 @@ def test_request_that_arrives_expired_is_rejected(start, timeout_s, reasons):
 
 
 def ticket_at(order, at):
-    tracked = TrackedRequest(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at, 1)
+    tracked = TrackedRequest(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at)
     tracked.rows = (Row(tracked, 0, 1, order, 1),)
     return tracked
 
@@ -348,14 +348,17 @@ REFUSE = DispatcherSettings((64,), max_late_rows=2, late="refuse")
 
 
 def a_ticket(*, late, queued=1):
-    return TrackedRequest(REQUEST, Flow("a", 0), 0.0, 0.75, open=1, queued=queued, late=late)
+    tracked = TrackedRequest(REQUEST, Flow("a", 0), 0.0, 0.75)
+    tracked.queued, tracked.late = queued, late
+    return tracked
 
 
 def with_late_rows(count, tenant="a"):
     waiting = RequestQueue((64,), Flows(FairQueueing()))
     waiting.late_rows = count
     if count:
-        share = TenantShare(tenant, 1.0, rows=count, late_rows=count)
+        share = TenantShare(tenant, 1.0)
+        share.rows = share.late_rows = count
         waiting.shares.by_tenant[tenant], waiting.shares.weight = share, 1.0
     return waiting
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,8 @@ from hypothesis import strategies as st
 from routers.api.requests import Report
 from routers.policies.order.fair_queueing import FairQueueing
 from routers.state.flows import Flow, Flows
-from routers.state.tag_order import Mark, TagOrder
+from routers.state.lanes import FlowQueue, Lane
+from routers.state.tag_order import TagOrder
 
 
 def waits(flows: Flows, flow: Flow, now: float = 0.0) -> Flow:
@@ -291,12 +290,13 @@ def test_many_live_flows_are_not_looked_at_for_each_newcomer():
     assert looked < 3 * 4000
 
 
-@dataclass(eq=False)
-class Item:
-    name: int
-    flow: Flow = field(default_factory=lambda: Flow("", 0))
-    rows: int = 0
-    mark: Mark | None = None
+LANE = Lane(late=False, priority=0)
+
+
+def item_of(name, rows=0):
+    item = FlowQueue(LANE, Flow(str(name), 0))
+    item.rows = rows
+    return item
 
 
 ITEMS = 6
@@ -312,7 +312,7 @@ MOVES = st.one_of(
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(MOVES, max_size=60))
 def test_first_is_the_lowest_tag_of_those_with_rows(moves):
-    order, items = TagOrder(), [Item(number) for number in range(ITEMS)]
+    order, items = TagOrder(), [item_of(number) for number in range(ITEMS)]
     for move, number, by in moves:
         item = items[number]
         if move == "push":
@@ -336,18 +336,18 @@ def test_first_is_the_lowest_tag_of_those_with_rows(moves):
 
 
 def test_equal_tags_go_in_the_order_in_which_they_came():
-    order, items = TagOrder(), [Item(number, rows=1) for number in range(5)]
+    order, items = TagOrder(), [item_of(number, rows=1) for number in range(5)]
     for item in items:
         order.add(item)
     served = []
     while (item := order.first()) is not None:
         item.rows = 0
-        served.append(item.name)
+        served.append(int(item.flow.tenant))
     assert served == [0, 1, 2, 3, 4]
 
 
 def test_newcomer_with_the_same_tag_goes_behind_who_waited_for_it():
-    order, (old, new) = TagOrder(), (Item(0, rows=1), Item(1, rows=1))
+    order, (old, new) = TagOrder(), (item_of(0, rows=1), item_of(1, rows=1))
     order.add(old)
     old.flow.start = 1.0
     assert order.first() is old
@@ -357,7 +357,7 @@ def test_newcomer_with_the_same_tag_goes_behind_who_waited_for_it():
 
 
 def test_tags_that_fall_and_rise_to_the_same_value_leave_no_second_entry():
-    order, item = TagOrder(), Item(0, rows=1)
+    order, item = TagOrder(), item_of(0, rows=1)
     order.add(item)
     for _ in range(1000):
         item.flow.start += 1.0
@@ -372,14 +372,14 @@ def test_tags_that_fall_and_rise_to_the_same_value_leave_no_second_entry():
 def test_items_that_came_and_went_unserved_are_forgotten():
     order = TagOrder()
     for number in range(10_000):
-        item = Item(number, rows=1)
+        item = item_of(number, rows=1)
         order.add(item)
         item.rows = 0
     assert len(order.heap) <= 33
 
 
 def test_cleared_order_takes_its_items_again():
-    order, item = TagOrder(), Item(0, rows=1)
+    order, item = TagOrder(), item_of(0, rows=1)
     order.add(item)
     item.rows = 0
     order.clear()

@@ -20,7 +20,7 @@ def a_bucket():
 
 def a_row(order, deadline):
     request = Request(order, (3,), 0.0, deadline, deadline)
-    return Row(TrackedRequest(request, FLOW, 0.0, deadline, 1), 0, 3, order, 16, 0.5)
+    return Row(TrackedRequest(request, FLOW, 0.0, deadline), 0, 3, order, 16, 0.5)
 
 
 MOVES = st.one_of(

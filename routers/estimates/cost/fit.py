@@ -22,9 +22,8 @@ Matrix = list[list[float]]
 
 _FADE: Final = 0.02  # about the last 50 batches of a kind count
 _FREE: Final = 1e8  # prior variance of the constant (launch)
-_SLOPE: Final = (
-    10.0  # prior variance of what rows and tokens take, relative to the first sample's time
-)
+# Prior variance of what rows and tokens take, relative to the first sample's time
+_SLOPE: Final = 10.0
 _SQUARE_FROM: Final = 1024  # tokens: width at which a square is as easily believed as a slope
 
 

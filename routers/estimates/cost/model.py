@@ -16,21 +16,23 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log
+from typing import Final
 
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.fit import CostFit, Vector, features
 from routers.estimates.cost.residuals import Scatter, Slowdowns, Spread, at_quantile
 
 # Of typical batches:
-_GAIN = 0.1  # of the moving averages
-_FIRST_FILL = 0.5  # of the rows that a batch may hold, until one was measured
+_GAIN: Final = 0.1  # of the moving averages
+_FIRST_FILL: Final = 0.5  # of the rows that a batch may hold, until one was measured
 
 # Of the fit:
-_NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
-_EARLY_SAMPLES = 32  # up to here every sample is tested for new ground, and solved for
-_SOLVE_EVERY = 4  # samples, later
-_ABSORB = 0.1  # of the pool's slowdown goes to the fit, so that the two do not drift apart
-_ERRORS = 256  # last ones kept
+# Doubt above which a deviation is the fit's: fewer than 4 batches of the kind
+_NEW_GROUND: Final = 0.25
+_EARLY_SAMPLES: Final = 32  # up to here every sample is tested for new ground, and solved for
+_SOLVE_EVERY: Final = 4  # samples, later
+_ABSORB: Final = 0.1  # of the pool's slowdown goes to the fit, so that the two do not drift apart
+_ERRORS: Final = 256  # last ones kept
 
 
 @dataclass(slots=True)

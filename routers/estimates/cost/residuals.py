@@ -14,19 +14,20 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import exp, log
+from typing import Final
 
 # Of slowdowns:
-_GAIN = 0.05  # of a slowdown's moving average, in the end
-_FIRST_GAIN = 0.25  # for its first batch, and after a jump
-_POOL_GAIN = 0.3  # of the pool's, for one batch of each replica
-_ODD = 0.5  # log: a replica further from the pool counts as if it were so far
+_GAIN: Final = 0.05  # of a slowdown's moving average, in the end
+_FIRST_GAIN: Final = 0.25  # for its first batch, and after a jump
+_POOL_GAIN: Final = 0.3  # of the pool's, for one batch of each replica
+_ODD: Final = 0.5  # log: a replica further from the pool counts as if it were so far
 
 # Of the scatter:
-HICCUP = 4.0  # times the prediction
-_RING = 256  # quotients
-_EVERY = 16  # samples, after which quantiles are read anew
-_MIN_NOISE = 0.3  # log
-_MAX_NOISE = 1.0  # log
+HICCUP: Final = 4.0  # times the prediction
+_RING: Final = 256  # quotients
+_EVERY: Final = 16  # samples, after which quantiles are read anew
+_MIN_NOISE: Final = 0.3  # log
+_MAX_NOISE: Final = 1.0  # log
 
 
 @dataclass(slots=True)

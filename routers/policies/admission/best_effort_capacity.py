@@ -15,15 +15,16 @@ that wait for it are bounded by `max_late_rows`, and expire.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from routers.api.requests import FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate
 from routers.policies.admission.types import LateWork, OnceLate, window_s
 
-_IDLE_SHARE = 0.5  # of what idle moments could serve, that new requests may count on
-_NOISE = 0.02  # an idle share up to this is only the ripple of the average
-_WINDOW_S = 2.0
+_IDLE_SHARE: Final = 0.5  # of what idle moments could serve, that new requests may count on
+_NOISE: Final = 0.02  # an idle share up to this is only the ripple of the average
+_WINDOW_S: Final = 2.0
 
 
 class BestEffortCapacity(OnceLate):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import AdmissionParameters, CodelParameters, DispatcherSettings, Mode
@@ -22,17 +23,20 @@ from routers.policies.admission.types import AtTurn
 from routers.state.rows import TrackedRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class Watch:
     """One flow's interval. `min_s`: the shortest wait seen in the running interval, which ends at
     `ends_at`. `stands`: what the interval before has found."""
 
-    min_s: float = inf
-    ends_at: float = -inf
-    stands: bool = False
+    min_s: float
+    ends_at: float
+    stands: bool
+
+    def __init__(self, min_s: float = inf, ends_at: float = -inf, stands: bool = False) -> None:
+        self.min_s, self.ends_at, self.stands = min_s, ends_at, stands
 
 
-_NOTHING_SEEN = Watch()
+_NOTHING_SEEN: Final = Watch()
 
 
 class Codel(AtTurn):

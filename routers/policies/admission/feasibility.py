@@ -14,9 +14,9 @@ Chosen by simulation (docs/policies/admission.md). Source: deadline admission as
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from routers.api.requests import FlowKey, FlowWork, Reason
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
@@ -26,27 +26,27 @@ from routers.policies.admission.types import ADMIT, Answer, Newcomer, OnArrival,
 from routers.state.rows import TrackedRequest
 
 # Of the errors of forecasts:
-QUANTILE = 0.98
-_ERROR_WINDOW_S = 2.0
-_PRIOR = 0.25  # of the request's slack
-_MIN_SCALE, _MAX_SCALE = 0.2, 2.0
-_ERROR_GAIN = 0.05
-_STEP = 3.0  # mean errors that the margin may move in a second of misses, about
-_MAX_STEP = 0.1  # mean errors, in one sample
-_MAX_ERRORS = 5.0  # mean errors that the margin is at most
-_MAX_MARGIN = 0.5  # of the request's slack
+QUANTILE: Final = 0.98
+_ERROR_WINDOW_S: Final = 2.0
+_PRIOR: Final = 0.25  # of the request's slack
+_MIN_SCALE: Final = 0.2
+_MAX_SCALE: Final = 2.0
+_ERROR_GAIN: Final = 0.05
+_STEP: Final = 3.0  # mean errors that the margin may move in a second of misses, about
+_MAX_STEP: Final = 0.1  # mean errors, in one sample
+_MAX_ERRORS: Final = 5.0  # mean errors that the margin is at most
+_MAX_MARGIN: Final = 0.5  # of the request's slack
 
 # Of a forecast:
-PROBE_S = 1.0  # between two probes of a flow and length
-_WINDOW_S = 0.5
-_REFUSED_GAIN = 0.01  # of the moving average, for each new request
-_REFUSED_HALF = 0.5  # share of new requests called late, from which the margin counts whole
-_ASKS_S = 2.0  # without a new request of a length, after which it counts as not asked for
-_KEPT = 16  # lengths of a flow; from here on those not asked for are dropped
-_MIN_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
+PROBE_S: Final = 1.0  # between two probes of a flow and length
+_WINDOW_S: Final = 0.5
+_REFUSED_GAIN: Final = 0.01  # of the moving average, for each new request
+_REFUSED_HALF: Final = 0.5  # share of new requests called late, from which the margin counts whole
+_ASKS_S: Final = 2.0  # without a new request of a length, after which it counts as not asked for
+_KEPT: Final = 16  # lengths of a flow; from here on those not asked for are dropped
+_MIN_LEFT: Final = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
-@dataclass(slots=True)
 class ForecastError:
     """How wrong forecasts of a flow's queue wait have lately been.
 
@@ -61,13 +61,10 @@ class ForecastError:
     forget over 2 s. `error_s` is the mean absolute error after `scale`.
     """
 
-    scale: float = 1.0
-    margin_s: float = 0.0
-    error_s: float = 0.0
-    _weight: float = 0.0
-    _product: float = 0.0
-    _square: float = 0.0
-    _at: float = 0.0
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.margin_s = self.error_s = 0.0
+        self._weight = self._product = self._square = self._at = 0.0
 
     def corrected_s(self, wait_s: float, slack_s: float, trust: float = 1.0) -> float:
         """The wait to reckon with. With all of the margin (`trust` 1) about one request in fifty
@@ -115,16 +112,20 @@ class FlowForecasts:
     margin_s: float
 
 
-@dataclass(slots=True)
 class _LengthAccount:
     """What the new requests of one flow and one bucket were told, and what they were given:
     predicted device seconds a second."""
 
     given: DecayingRate
-    asked_at: float = -inf  # when its last new request came
-    probed_at: float = -inf
-    refused: float = 0.0  # share of its new requests lately called late
-    trust: float = 0.0  # how much of the margin counts, 0..1
+    asked_at: float  # when its last new request came
+    probed_at: float
+    refused: float  # share of its new requests lately called late
+    trust: float  # how much of the margin counts, 0..1
+
+    def __init__(self, window_s: float) -> None:
+        self.given = DecayingRate(window_s)
+        self.asked_at = self.probed_at = -inf
+        self.refused = self.trust = 0.0
 
     def note(self, late: bool) -> None:
         """A new request was called late, or not.
@@ -137,15 +138,18 @@ class _LengthAccount:
         self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
 
 
-@dataclass(slots=True)
 class _Account:
     """One flow: the device seconds a second that it is given, its weight while it has work waiting
     (averaged over time), and its forecast errors."""
 
     given: DecayingRate
     waits: TimeAverage
-    error: ForecastError = field(default_factory=ForecastError)
-    lengths: dict[int, _LengthAccount] = field(default_factory=dict)
+    error: ForecastError
+    lengths: dict[int, _LengthAccount]
+
+    def __init__(self, window_s: float) -> None:
+        self.given, self.waits = DecayingRate(window_s), TimeAverage(window_s)
+        self.error, self.lengths = ForecastError(), {}
 
     def length(self, edge: int, now: float) -> _LengthAccount:
         """The account of the length, opened if there is none."""
@@ -155,7 +159,7 @@ class _Account:
                 self.lengths = {
                     e: each for e, each in self.lengths.items() if _is_asked_for(each, now)
                 }
-            found = self.lengths[edge] = _LengthAccount(DecayingRate(self.given.window_s))
+            found = self.lengths[edge] = _LengthAccount(self.given.window_s)
         return found
 
     def trust_in(self, own: _LengthAccount, now: float) -> float:
@@ -346,12 +350,12 @@ class Feasibility(OnArrival):
         return rate.value if self._frozen else rate.read(now)
 
     def _open(self, flow: FlowKey) -> _Account:
-        account = _Account(DecayingRate(self._window_s), TimeAverage(self._window_s))
+        account = _Account(self._window_s)
         self._accounts[flow] = account
         return account
 
     def _new_length(self) -> _LengthAccount:
-        return _LengthAccount(DecayingRate(self._window_s))
+        return _LengthAccount(self._window_s)
 
     def _new_level(self, priority: int) -> TimeAverage:
         level = self._rivals[priority] = TimeAverage(self._window_s)

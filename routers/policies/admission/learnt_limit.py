@@ -14,30 +14,33 @@ O(1) a call. Source: Netflix concurrency-limits, Envoy adaptive concurrency.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
+from typing import Final
 
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, LimitParameters, Mode
 from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, OnArrival
 from routers.state.rows import TrackedRequest
 
-TARGET_SHARE = 0.5  # of its slack that a request should wait at most, on average
-_MIN_GRADIENT = 0.5
-_LIMIT_SMOOTHING = 0.5
-_MIN_WINDOW_S = 0.1
-_MIN_SAMPLES = 10  # of a window
+TARGET_SHARE: Final = 0.5  # of its slack that a request should wait at most, on average
+_MIN_GRADIENT: Final = 0.5
+_LIMIT_SMOOTHING: Final = 0.5
+_MIN_WINDOW_S: Final = 0.1
+_MIN_SAMPLES: Final = 10  # of a window
 
 
-@dataclass(slots=True)
 class _Window:
     """A flow's limit, and what the running window has seen of its requests."""
 
     limit: float
     since: float  # when the window began
-    shares: float = 0.0  # summed over `samples`
-    samples: int = 0
-    peak: int = 0  # the most that waited or ran at once
+    shares: float  # summed over `samples`
+    samples: int
+    peak: int  # the most that waited or ran at once
+
+    def __init__(self, limit: float, since: float) -> None:
+        self.limit, self.since, self.shares = limit, since, 0.0
+        self.samples = self.peak = 0
 
 
 class LearntLimit(OnArrival):

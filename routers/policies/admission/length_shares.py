@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
-MIN_SHARE = 0.7  # of its fair share, up to which none of the margin counts
-_REFUSED = 0.05  # of its new requests called late, from which a length asks for more than it gets
+MIN_SHARE: Final = 0.7  # of its fair share, up to which none of the margin counts
+# Of its new requests called late, from which a length asks for more than it gets
+_REFUSED: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routers.api.policies import Ranking
+from routers.api.policies import ARRIVALS, DEADLINES, SHARES, Ranking
 from routers.policies.admission.types import LateWork, Newcomer
 from routers.state.lanes import Lane
 from routers.state.replicas import ReplicaSet
@@ -48,7 +48,7 @@ class QueueAhead:
         if slack_s <= 0.0 or not capacity:
             return Newcomer(tracked, waiting, edge, slack_s, capacity, self.capacity_in_s)
         priority, ranking, before_s = flow.priority, self._flows.order.ranking, 0.0
-        shares = ranking is Ranking.SHARES
+        shares = ranking is SHARES
         is_behind = flow.rows > 0 if shares else self._has_waiting(priority)
         if is_behind or (self._by_room and not self._replicas.has_ready):
             # A request without room waits even if its flow has nothing else in the queue.
@@ -58,9 +58,8 @@ class QueueAhead:
             lanes = waiting.on_time[:priority]
             urgent_s = waiting.urgent_s(priority) if not longest else self._sum(lanes, longest)
         competing_weight = self._flows.weights[priority] if shares else flow.weight
-        return Newcomer(
-            tracked, waiting, edge, slack_s, capacity, 0.0, before_s, urgent_s, competing_weight
-        )
+        newcomer = Newcomer(tracked, waiting, edge, slack_s, capacity)
+        return newcomer.finds(before_s, urgent_s, competing_weight)
 
     def late_work(self, tracked: TrackedRequest, left_s: float, *, is_new: bool) -> LateWork:
         """The late work that there would be with this request. `left_s`: until it expires."""
@@ -93,10 +92,10 @@ class QueueAhead:
         edge of its longest row; 0: all replicas take all lengths."""
         flow, before_s, lanes = tracked.flow, tracked.cost_s, self._waiting.on_time
         counted = self._counted(longest) if longest else None
-        if ranking is Ranking.DEADLINES:
+        if ranking is DEADLINES:
             # How much of what waits is due earlier is not known without a scan.
             return before_s * (counted(longest) if counted else 1.0)
-        if ranking is Ranking.ARRIVALS:
+        if ranking is ARRIVALS:
             ahead = lanes[flow.priority :][:1]
             if counted is not None:
                 return before_s * counted(longest) + self._sum(ahead, longest)

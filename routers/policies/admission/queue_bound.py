@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
@@ -23,9 +24,9 @@ from routers.estimates.groups import ReplicaGroups
 from routers.state.request_queue import RequestQueue
 
 # A request always finds a place while at most this many wait, however slow the model is.
-MIN_ROWS = 256
+MIN_ROWS: Final = 256
 # No queue is longer, however fast the model is.
-MAX_ROWS = 65_536
+MAX_ROWS: Final = 65_536
 
 
 @dataclass(slots=True)

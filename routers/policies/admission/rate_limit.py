@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
-_ROUNDING_S = 1e-6  # added to the wait that is told, so that a retry exactly then succeeds
+_ROUNDING_S: Final = 1e-6  # added to the wait that is told, so that a retry exactly then succeeds
 
 
 @dataclass(frozen=True, slots=True)

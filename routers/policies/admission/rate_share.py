@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from routers.estimates.averages import DecayingRate
 from routers.policies.admission.rate_limit import Rate, TokenBucket
 
-NEWS_S = 2.0  # how old news may be: it is sent once a second, and read once a second
-SILENT_S = 5.0  # without news, after which nothing is known of the other gateways
-_DEMAND_WINDOW_S = 1.0
-_MIN_SHARE = 0.1  # of an equal part: a gateway that no caller has asked yet must be able to begin
+NEWS_S: Final = 2.0  # how old news may be: it is sent once a second, and read once a second
+SILENT_S: Final = 5.0  # without news, after which nothing is known of the other gateways
+_DEMAND_WINDOW_S: Final = 1.0
+# Of an equal part: a gateway that no caller has asked yet must be able to begin
+_MIN_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)

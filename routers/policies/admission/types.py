@@ -6,8 +6,8 @@ The controller's mode decides whether a no is enforced, and the core (`core/admi
 counts, records and rejects. What a controller learns reaches it by calls of their own, apart from
 the questions, and only those that its class overrides.
 
-A new controller is a class in a file of its own and a line in `policies/registry.py`. Nearly every
-request gets an `Answer`, so that is a tuple, which costs a third of a frozen dataclass.
+A new controller is a class in a file of its own and a line in `policies/registry.py`. What is made
+for nearly every request is a plain class here, see `routers.state.rows`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final
 
 from routers.api.requests import FlowKey, FlowWork, Reason
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
@@ -23,10 +23,9 @@ from routers.policies.admission.verdicts import Verdicts
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
 
-_SLOS = 5.0  # SLOs that an average spans at least, hence several batches
+_SLOS: Final = 5.0  # SLOs that an average spans at least, hence several batches
 
 
-@dataclass(slots=True)
 class Newcomer:
     """A new request, none of whose rows waits yet, and what it finds; to be read and not changed.
     Seconds that wait are predicted device seconds of on-time work, here and, as far as reports
@@ -37,31 +36,60 @@ class Newcomer:
     edge: int  # of the bucket of its length; 0: a generation, whose length is not told apart
     slack_s: float  # until its latest start; 0 or less: it is late, whatever controllers say
     capacity: float  # running replicas, in those of the reference group; 0: none runs
-    capacity_in_s: float = 0.0  # while none runs, until one is expected; 0.0: not known
+    capacity_in_s: float  # while none runs, until one is expected; 0.0: not known
 
     # Of a request that has slack, while replicas run:
-    before_s: float = 0.0  # work of its flow that goes before it
-    urgent_s: float = 0.0  # work of more urgent priorities
-    competing_weight: float = (
-        0.0  # summed weights of its priority's flows with work waiting, its own too
-    )
+    before_s: float  # work of its flow that goes before it
+    urgent_s: float  # work of more urgent priorities
+    competing_weight: float  # summed, of its priority's flows with work waiting, its own too
+
+    def __init__(
+        self,
+        tracked: TrackedRequest,
+        waiting: RequestQueue,
+        edge: int,
+        slack_s: float,
+        capacity: float,
+        capacity_in_s: float = 0.0,
+    ) -> None:
+        self.tracked, self.waiting, self.edge = tracked, waiting, edge
+        self.slack_s, self.capacity, self.capacity_in_s = slack_s, capacity, capacity_in_s
+        self.before_s = self.urgent_s = self.competing_weight = 0.0
+
+    def finds(self, before_s: float, urgent_s: float, competing_weight: float) -> Newcomer:
+        """The newcomer itself, with what waits before it; to be called by whoever makes it."""
+        self.before_s, self.urgent_s = before_s, urgent_s
+        self.competing_weight = competing_weight
+        return self
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True, init=False)
+class Answer:
     """What a controller answers to a newcomer."""
 
-    forecast_s: float = 0.0  # predicted queue wait
-    late_by_s: float = 0.0  # above 0: it may wait only behind all that is on time
-    refused: bool = False  # it may not wait at all
-    is_probe: bool = False  # predicted late, but let in to see whether that is true
-    teaches: bool = False  # the controller learns from having answered so (`told`)
+    forecast_s: float  # predicted queue wait
+    late_by_s: float  # above 0: it may wait only behind all that is on time
+    refused: bool  # it may not wait at all
+    is_probe: bool  # predicted late, but let in to see whether that is true
+    teaches: bool  # the controller learns from having answered so (`told`)
+
+    def __init__(
+        self,
+        forecast_s: float = 0.0,
+        late_by_s: float = 0.0,
+        *,
+        refused: bool = False,
+        is_probe: bool = False,
+        teaches: bool = False,
+    ) -> None:
+        self.forecast_s, self.late_by_s, self.refused = forecast_s, late_by_s, refused
+        self.is_probe, self.teaches = is_probe, teaches
 
 
-ADMIT = Answer()
-REFUSE = Answer(refused=True)
+ADMIT: Final = Answer()
+REFUSE: Final = Answer(refused=True)
 
 
-@dataclass(slots=True)
 class LateWork:
     """Late work that would wait with the request in question."""
 
@@ -69,6 +97,9 @@ class LateWork:
     left_s: float  # until the request expires
     capacity: float  # as in `Newcomer`
     is_new: bool  # the request has just arrived; else it waits, and its deadline has passed
+
+    def __init__(self, work_s: float, left_s: float, capacity: float, is_new: bool) -> None:
+        self.work_s, self.left_s, self.capacity, self.is_new = work_s, left_s, capacity, is_new
 
 
 class Controller:
@@ -172,13 +203,15 @@ class AtTurn(Controller):
         return
 
 
-@dataclass(slots=True)
 class TurnLook:
     """What one controller has seen, by flow, while a batch is planned, and how often it said no."""
 
     controller: AtTurn
     seen: dict[FlowKey, Any]
-    noes: int = 0
+    noes: int
+
+    def __init__(self, controller: AtTurn) -> None:
+        self.controller, self.seen, self.noes = controller, {}, 0
 
 
 def window_s(min_s: float, settings: DispatcherSettings) -> float:

@@ -15,28 +15,25 @@ from routers.api.settings import Mode
 
 @dataclass(slots=True)
 class Verdicts:
-    """A policy's mode and its counts. `off` follows the mode: the policy is not to be asked."""
+    """A policy's mode and its counts. Two fields follow the mode: `off`, the policy is not to be
+    asked, and `acts`, a no is enforced."""
 
     mode: Mode
     shed: int = 0
     would_shed: int = 0
     off: bool = field(init=False)
+    acts: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.tune(self.mode)
 
     def tune(self, mode: Mode) -> None:
         """Set the mode; counts stay."""
-        self.mode, self.off = mode, mode is Mode.OFF
-
-    @property
-    def acts(self) -> bool:
-        """Whether a no is enforced."""
-        return self.mode is Mode.ENFORCE
+        self.mode, self.off, self.acts = mode, mode is Mode.OFF, mode is Mode.ENFORCE
 
     def no(self) -> bool:
         """Count a no. Returns whether it is enforced."""
-        if self.mode is Mode.ENFORCE:
+        if self.acts:
             self.shed += 1
             return True
         self.would_shed += 1

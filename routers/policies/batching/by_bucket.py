@@ -8,7 +8,7 @@ buckets.
 
 from __future__ import annotations
 
-from routers.api.policies import Ranking
+from routers.api.policies import SHARES
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.batching.shedding import in_order
@@ -27,7 +27,7 @@ class BatchesByBucket:
         queue = lane.first(capacity.lengths)
         if queue is None:
             return None
-        is_shared = view.order.ranking is Ranking.SHARES
+        is_shared = view.order.ranking is SHARES
         lengths = capacity.lengths
         bucket = queue.in_turn(lengths) if is_shared else queue.first_bucket(lengths)
         draft = new_draft(view, lane, bucket.edge, capacity)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-from routers.api.policies import Account, Order, Ranking
+from routers.api.policies import SHARES, Account, Order, Ranking
 from routers.api.requests import FlowWork
 from routers.api.settings import DispatcherSettings
 from routers.estimates.groups import LengthRange
@@ -23,7 +23,8 @@ from routers.state.lanes import Lane
 from routers.state.rows import Row
 from routers.state.tag_order import Tagged, TagOrder
 
-_GRAIN = 16  # tokens: mean lengths are rounded up to it, so that few target sizes are computed
+# Tokens: mean lengths are rounded up to it, so that few target sizes are computed
+_GRAIN: Final = 16
 
 
 class Draft:
@@ -171,17 +172,7 @@ def _width(view: QueueView, lane: Lane, edge: int) -> int:
     return min(edge, (mean // _GRAIN + 1) * _GRAIN)
 
 
-class Waiting(Tagged, Protocol):
-    """The rows of one flow, as they stand in an order by tags."""
-
-    def head(self) -> Row | None: ...
-
-    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]: ...
-
-    def rank_of(self, row: Row) -> float: ...
-
-
-T = TypeVar("T", bound=Waiting)
+T = TypeVar("T", bound=Tagged)
 
 
 class Turns(Generic[T]):
@@ -210,7 +201,7 @@ class Turns(Generic[T]):
         self._item_of, self._lengths = item_of, lengths
         self._marks = order.heap
         self._accounts = draft.accounts
-        self._by_rank = ranking is not Ranking.SHARES
+        self._by_rank = ranking is not SHARES
         self._rows: dict[T, Iterator[Row]] = {}
         self._heads: dict[T, Row | None] = {}
         self._candidates: list[tuple[float, int, int, T]] = []

@@ -12,6 +12,7 @@ Source: preferred batch size and maximum queue delay, as in Triton Inference Ser
 from __future__ import annotations
 
 from math import inf
+from typing import Final
 
 from routers.policies.batching.draft import Draft, Turns, new_draft
 from routers.policies.batching.formed_batch import ReplicaCapacity
@@ -21,8 +22,8 @@ from routers.policies.batching.view import QueueView
 from routers.state.lanes import Bucket, Lane, LengthClass, bucket_of
 from routers.state.rows import Row
 
-_FULL = 0.75  # of the target size
-_SLACK = 0.5  # that a row waits for more rows
+_FULL: Final = 0.75  # of the target size
+_SLACK: Final = 0.5  # that a row waits for more rows
 
 
 class FullBatches:
@@ -64,7 +65,7 @@ def _held(view: QueueView, lane: Lane, capacity: ReplicaCapacity, until: float) 
         return None
     bucket = queue.first_bucket(capacity.lengths)
     draft = new_draft(view, lane, bucket.edge, capacity)
-    return BatchPlan(draft, queue, bucket, held_until=until, is_last=True)
+    return BatchPlan(draft, queue, bucket).last(held_until=until)
 
 
 def _due_at(length_class: LengthClass, capacity: ReplicaCapacity) -> float:

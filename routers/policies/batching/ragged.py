@@ -12,10 +12,10 @@ padded size as in text-embeddings-inference.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
+from typing import Final
 
-from routers.api.policies import Ranking
+from routers.api.policies import SHARES
 from routers.estimates.batch_size import pays_to_wait
 from routers.estimates.groups import LengthRange
 from routers.policies.batching.draft import Draft, Turns, new_draft
@@ -29,8 +29,8 @@ from routers.state.lanes import Bucket, FlowQueue, Lane, bucket_of
 from routers.state.rows import Row
 
 # A row is late unless it is in time in a batch of this share of the rows that could form one.
-_EARLY_DROP = 0.7
-_FLOWS = 4  # looked at behind rows that only a faster group can answer in time
+_EARLY_DROP: Final = 0.7
+_FLOWS: Final = 4  # looked at behind rows that only a faster group can answer in time
 
 
 class RaggedBatching:
@@ -50,7 +50,8 @@ class RaggedBatching:
                 if longer is None:
                     break
                 if not (longer.holds_back and longer.is_last):
-                    return replace(longer, holds_back=True)
+                    longer.holds_back = True
+                    return longer
                 plan = longer
         return plan
 
@@ -78,9 +79,9 @@ def _planned(
     draft = new_draft(view, lane, bucket.edge, capacity)
     held_until = _held_until(view, draft, bucket, now)
     if held_until is not None:
-        return BatchPlan(draft, queue, bucket, held_until=held_until, is_last=True)
+        return BatchPlan(draft, queue, bucket).last(held_until=held_until)
     if capacity.groups is not None and _finishes_sooner(view, draft, now):
-        return BatchPlan(draft, queue, bucket, holds_back=True, is_last=True)
+        return BatchPlan(draft, queue, bucket).last(holds_back=True)
     return _Filling(view, draft, queue.flow, now).plan(queue, bucket)
 
 
@@ -94,7 +95,7 @@ def _bucket(
     """The bucket that leads. Where the order compares rows (by deadline or arrival), that of the
     first row. Else the bucket whose turn it is, or the one whose shape the replica has loaded,
     while their turns are apart by less than loading another shape costs."""
-    if view.order.ranking is not Ranking.SHARES:
+    if view.order.ranking is not SHARES:
         return queue.first_bucket(lengths)
     bucket = queue.leading(capacity.group.sizes, now, lengths)
     switch_s = view.settings.buckets.switch_s
@@ -186,10 +187,11 @@ class _Filling:
                 break
             turns.pass_by(row)
             draft.take(row)
-        return BatchPlan(
-            draft, queue, bucket, tuple(shedding.leaving), None, self._passed_over,
-            self._passed_over and not draft.rows, shedding.looks,
-        )  # fmt: skip
+        plan = BatchPlan(draft, queue, bucket)
+        plan.leaving, plan.looks = tuple(shedding.leaving), shedding.looks
+        plan.holds_back = self._passed_over
+        plan.is_last = self._passed_over and not draft.rows
+        return plan
 
     def _leaves(self, row: Row) -> bool:
         """Whether the row's request, with all of its rows, leaves instead of being served now."""

@@ -52,7 +52,7 @@ class Shedding:
             return False
         looks = self.looks
         if not looks:
-            looks = self.looks = tuple([TurnLook(each, {}) for each in asked])
+            looks = self.looks = tuple([TurnLook(each) for each in asked])
         flow, wait_s = tracked.flow.key, self._now - tracked.queued_at
         for look in looks:
             seen, controller = look.seen, look.controller
@@ -76,4 +76,6 @@ def in_order(
                 break
             draft.take(row)
         turns.pass_by(row)
-    return BatchPlan(draft, bucket.queue, bucket, tuple(shedding.leaving), looks=shedding.looks)
+    plan = BatchPlan(draft, bucket.queue, bucket)
+    plan.leaving, plan.looks = tuple(shedding.leaving), shedding.looks
+    return plan

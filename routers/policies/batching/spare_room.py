@@ -11,13 +11,15 @@ Source: spill-up and merge-when-idle (BucketServe, arXiv 2507.17120), decided by
 from __future__ import annotations
 
 from math import exp, inf
+from typing import Final
 
 from routers.estimates.batch_size import gap_s
 from routers.policies.batching.draft import Draft, Turns
 from routers.policies.batching.view import QueueView
 from routers.state.lanes import LengthClass, bucket_of
 
-_LOW_LOAD = 0.1  # of the SLO: on-time work that waits, seconds a replica, up to which there is time
+# Of the SLO: on-time work that waits, seconds a replica, up to which there is time
+_LOW_LOAD: Final = 0.1
 
 
 def shorter_riders(view: QueueView, draft: Draft) -> None:
@@ -33,8 +35,11 @@ def shorter_riders(view: QueueView, draft: Draft) -> None:
     ]
     for edge in sorted(shorter, reverse=True):
         length_class = length_classes[edge]
+        count = _how_many(view, draft, length_class)
+        if not count:
+            continue
         turns = Turns(length_class.order, draft, view.order.ranking, bucket_of)
-        for _ in range(_how_many(view, draft, length_class)):
+        for _ in range(count):
             row = turns.first()
             if row is None or not draft.holds(row):
                 break

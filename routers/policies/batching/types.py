@@ -28,18 +28,27 @@ class Leaving:
     is_shed: bool  # a controller sheds it; else it is called late
 
 
-@dataclass(frozen=True, slots=True)
 class BatchPlan:
     """A batch with its first rows; without rows where none is to be sent."""
 
     draft: Draft
     queue: FlowQueue  # of the flow that leads
     bucket: Bucket  # of that flow
-    leaving: tuple[Leaving, ...] = ()
-    held_until: float | None = None  # an idle replica waits until then for more rows
-    holds_back: bool = False  # what waits is left to another group
-    is_last: bool = False  # nothing more in this lane is for this replica
-    looks: tuple[TurnLook, ...] = ()  # what controllers have seen of requests whose turn has come
+    leaving: tuple[Leaving, ...]
+    held_until: float | None  # an idle replica waits until then for more rows
+    holds_back: bool  # what waits is left to another group
+    is_last: bool  # nothing more in this lane is for this replica
+    looks: tuple[TurnLook, ...]  # what controllers have seen of requests whose turn has come
+
+    def __init__(self, draft: Draft, queue: FlowQueue, bucket: Bucket) -> None:
+        self.draft, self.queue, self.bucket = draft, queue, bucket
+        self.leaving, self.held_until, self.looks = (), None, ()
+        self.holds_back = self.is_last = False
+
+    def last(self, *, held_until: float | None = None, holds_back: bool = False) -> BatchPlan:
+        """The plan itself, after which nothing more in this lane is for this replica."""
+        self.held_until, self.holds_back, self.is_last = held_until, holds_back, True
+        return self
 
 
 class Batching(Protocol):

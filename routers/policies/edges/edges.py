@@ -13,16 +13,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from routers.api.settings import DispatcherSettings, length_bounds
 from routers.policies.edges.prices import BatchBounds, Cost, LengthShares
 from routers.policies.edges.types import BestEdges, EdgePolicy, EdgeView
 
 # Of the lattice and the histogram:
-_MAX_POINTS = 64  # lengths of the lattice
-_WIDEST_TILE = 8  # tokens: lengths of the lattice are multiples of at most this
-_RESCALE = 2.0**60  # new rows weigh more, old ones do not decay; all are divided at this weight
-_MIN_ROWS = 500.0  # in the histogram, before edges are chosen by it
+_MAX_POINTS: Final = 64  # lengths of the lattice
+_WIDEST_TILE: Final = 8  # tokens: lengths of the lattice are multiples of at most this
+# New rows weigh more, old ones do not decay; all are divided at this weight.
+_RESCALE: Final = 2.0**60
+_MIN_ROWS: Final = 500.0  # in the histogram, before edges are chosen by it
 
 
 def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:

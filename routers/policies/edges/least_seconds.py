@@ -8,11 +8,14 @@ those of full batches of one length each. Decision: docs/decisions/0006-edges-mi
 
 from __future__ import annotations
 
+from typing import Final
+
 from routers.policies.edges.prices import BatchPrices, cheapest, total
 from routers.policies.edges.types import BestEdges, EdgeView
 
-_WORTH = 0.003  # of all seconds: what a further edge must save; less is within prices' rounding
-_STEPS = 3  # how often at most capacity and edges are improved in turn
+# Of all seconds: what a further edge must save; less is within prices' rounding
+_WORTH: Final = 0.003
+_STEPS: Final = 3  # how often at most capacity and edges are improved in turn
 
 
 class LeastSeconds:

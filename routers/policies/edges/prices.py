@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 from operator import add
+from typing import Final
 
 from routers.api.settings import DispatcherSettings
 
@@ -24,7 +25,7 @@ Price = Callable[[int, int], float]
 """What one bucket costs that holds the points with indices from i up to, but not including, j;
 i < j."""
 
-_BISECTIONS = 16  # for the capacity: precise to 2^-16 of its upper bound
+_BISECTIONS: Final = 16  # for the capacity: precise to 2^-16 of its upper bound
 
 
 @dataclass(frozen=True, slots=True)

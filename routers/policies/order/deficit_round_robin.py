@@ -12,11 +12,12 @@ Source: Shreedhar and Varghese, Efficient Fair Queueing Using Deficit Round-Robi
 from __future__ import annotations
 
 from math import ceil, floor
+from typing import Final
 
 from routers.api.policies import Account, Ranking
 
-QUANTUM_S = 0.02
-_ROUNDING = 1e-9  # of a quantum: what rounding may add to, or take from, an exact quantum
+QUANTUM_S: Final = 0.02
+_ROUNDING: Final = 1e-9  # of a quantum: what rounding may add to, or take from, an exact quantum
 
 
 class DeficitRoundRobin:

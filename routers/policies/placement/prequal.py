@@ -14,13 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from math import inf
+from typing import Final
 
 from routers.state.ready_replicas import leases_in_flight, preference, speed_band
 from routers.state.replica_state import BUSY, IDLE, OVERRUN, AnyReplica
 
-_HOT = 0.84  # as the paper found best
-_SAMPLES = 100
-_FAR = 1e6  # seconds: above any latency, so that hot replicas come after cold ones
+_HOT: Final = 0.84  # as the paper found best
+_SAMPLES: Final = 100
+_FAR: Final = 1e6  # seconds: above any latency, so that hot replicas come after cold ones
 
 
 class Prequal:

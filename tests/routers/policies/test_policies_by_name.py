@@ -108,7 +108,7 @@ class Full:
     def lead(self, now: float = 0.0):
         group = self.requests.groups.reference
         lane = next(lane for lane in self.requests.waiting.lanes() if lane.rows)
-        capacity = ReplicaCapacity("r", group, trusted=True)
+        capacity = ReplicaCapacity("r", group)
         return self.core._forming._batching.lead(self.core._forming._view, lane, capacity, now)
 
     def digest(self):
