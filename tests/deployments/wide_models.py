@@ -53,7 +53,7 @@ async def wide_stand(
 ) -> AsyncIterator[Stand]:
     model: dict[str, Any] = {
         "runtime": "synthetic", "task": task, "lengths": {"max": MAX_LENGTH},
-        "queue": {"max_rows": MAX_ROWS}, "slo": {"latency_ms": 60_000},
+        "queue": {"max_rows": MAX_ROWS}, "slo": {"latency_ms": 600_000},
     }  # fmt: skip
     if labels:
         model["classify"] = {"labels": list(labels), "top_k": 5}

@@ -52,7 +52,7 @@ CACHES = {
     "routers/estimates/output_lengths.py": TENANT,
     "routers/estimates/prefix_tree.py": "prompts' blocks are salted with the tenant",
     "routers/state/rejection_cache.py": "by flow, which is a tenant's",
-    "routers/state/affinity.py": "sessions' names begin with the tenant's",
+    "routers/state/replicas.py": "sessions' names begin with the tenant's",
     "runtimes/generation/scheduler.py": "prompts are found by the tenant's salt alone",
     "runtimes/synthetic/engine.py": "prompts' blocks are salted with the tenant",
     "runtimes/vllm/names.py": NO_INPUT,

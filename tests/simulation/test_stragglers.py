@@ -15,6 +15,7 @@ from routers.policies.registry import HEDGINGS
 from tests.simulation.benches.stragglers import (
     HEALTHY,
     HICCUPS,
+    REPLICAS,
     SLOW_INPUTS,
     SLOW_REPLICA,
     settings_of,
@@ -48,8 +49,8 @@ def test_every_hedging_policy_takes_most_of_the_tail_within_its_budget(name):
 
 
 def test_hedging_does_no_harm_when_replicas_are_busy():
-    (without, _), (hedged, seen) = tail(HICCUPS, 1180), tail(HICCUPS, 1180, "hedge")
-    assert seen.utilisation > 0.8
+    (without, _), (hedged, _) = tail(HICCUPS, 1180), tail(HICCUPS, 1180, "hedge")
+    assert without.device_s > 0.8 * REPLICAS * SECONDS
     assert hedged.ms(0.99) <= 1.05 * without.ms(0.99)
     assert hedged.device_s <= 1.05 * without.device_s
 
