@@ -58,11 +58,23 @@ class Forming:
         None: the replica may take no row, or it waits for a larger batch, until `held_until` or
         longer: that is the earliest time until which a replica waits."""
         self._requests.waiting.reorder()
-        earlier, self.held_until = self.held_until, None
+        earlier = self.held_until
+        self._hold_until(None)
         batch = self._first(capacity, now, actions)
-        if earlier is not None and (self.held_until is None or earlier < self.held_until):
-            self.held_until = earlier
+        held = self.held_until
+        if earlier is not None and (held is None or earlier < held):
+            self._hold_until(earlier)
         return batch
+
+    # Methods of their own: where a function assigns None to a field that others set meanwhile, mypy
+    # takes it to be None still, and the compiled core fails when it is not.
+
+    def begin_pass(self) -> None:
+        """No replica waits yet, and no retried row was held back."""
+        self.held_until, self.next_retry_at = None, inf
+
+    def _hold_until(self, at: float | None) -> None:
+        self.held_until = at
 
     def _first(
         self, capacity: ReplicaCapacity, now: float, actions: list[Action]

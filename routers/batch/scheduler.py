@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
 from routers.api.actions import Action, Dispatch, IsolatedDispatch
 from routers.api.errors import BadSettings
@@ -81,7 +80,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         while (silent := silence.silent(now)) is not None:
             self._suspend(silent, now, actions)
         replicas.promote(now)
-        forming.held_until, forming.next_retry_at = None, inf
+        forming.begin_pass()
 
         self._fill(now, actions)
         healthy = replicas.healthy

@@ -227,7 +227,7 @@ def test_the_tree_is_what_the_engine_holds_whatever_it_drops() -> None:
     engine = EngineShape(0.0, 0.0, 0.0, cache_tokens=160, block_tokens=16).engine()
     tree = PrefixTree(1000)
     tree.told(told(whole=True))
-    engine.tell_blocks(lambda *both: tree.told(told(stored=both[0], removed=both[1])))
+    engine.tell_blocks(lambda *both: tree.told(told(stored=tuple(both[0]), removed=tuple(both[1]))))
     for _ in range(300):
         start = rng.randrange(6) * 100
         blocks = (*range(start, start + 3), *range(start + 50, start + rng.randrange(50, 54)))
