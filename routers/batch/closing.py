@@ -14,9 +14,9 @@ from routers.api.actions import Action
 from routers.api.events import Closed
 from routers.api.requests import ABORTED, DONE, LOST, Report
 from routers.batch.hedging import Hedger
-from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas
+from routers.batch.lease import BatchLease, BatchReplicas
 from routers.shared.endings import Endings, believable
-from routers.shared.health import Ejection, Suspension
+from routers.shared.health import Suspension
 from routers.shared.races import Budget, DispatchCounts, Races
 from routers.shared.requests import RequestTable
 from routers.state.leases import LeaseTable, fail, set_race_cost, win
@@ -36,10 +36,9 @@ class BatchEndings(Endings[BatchLease]):
         leases: LeaseTable[BatchLease],
         hedger: Hedger,
         races: Races[BatchLease],
-        health: tuple[Ejection[BatchReplica], Suspension],
+        suspension: Suspension,
     ) -> None:
-        ejection, suspension = health
-        super().__init__(requests, replicas, leases, races, ejection, suspension)
+        super().__init__(requests, replicas, leases, races, suspension)
         self._hedger = hedger
 
     def race_again(self, lease: BatchLease) -> None:

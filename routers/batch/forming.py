@@ -161,13 +161,9 @@ def _carry_out(requests: RequestTable, plan: BatchPlan, now: float, actions: lis
 
 
 def _take(requests: RequestTable, rows: Iterable[Row], now: float) -> None:
-    """Take the rows out of the queue. A request that had a forecast of its queue wait is reported
-    to the controllers, which learn how good the forecast was."""
-    waiting = requests.waiting
+    """Take the rows out of the queue."""
     for row in rows:
-        waiting.remove(row)
-        if row.tracked.forecast_s is not None:
-            requests.starts(row.tracked, now)
+        requests.take_out(row, now)
 
 
 def _formed(

@@ -45,8 +45,9 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         super().__init__(settings, requests, replicas, races, silence)
         self._forming = Forming(settings, requests)
         self._hedger = Hedger(settings, replicas, self._leases, races, slowness, self._ejection)
-        health = self._ejection, self._suspension
-        self._endings = BatchEndings(requests, replicas, self._leases, self._hedger, races, health)
+        self._endings = BatchEndings(
+            requests, replicas, self._leases, self._hedger, races, self._suspension
+        )
         self._adopt(settings)
 
     def _check_kind(self, settings: DispatcherSettings) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 from routers.api.actions import Action
 from routers.api.events import Closed
 from routers.api.requests import ABORTED, BUSY, LOST, FlowWork, Report
-from routers.shared.health import Ejection, Suspension
+from routers.shared.health import Suspension
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.state.leases import LeaseTable, set_race_cost
@@ -86,11 +86,11 @@ class Endings(Generic[L]):
         replicas: ReplicaSet[Any],
         leases: LeaseTable[L],
         races: Races[L],
-        ejection: Ejection[Any],
         suspension: Suspension,
     ) -> None:
         self._requests, self._replicas, self._leases = requests, replicas, leases
-        self._races, self._ejection, self._suspension = races, ejection, suspension
+        self._races, self._suspension = races, suspension
+        self._ejection = suspension.ejection
 
     @abstractmethod
     def close(self, event: Closed, now: float, actions: list[Action]) -> None:

@@ -317,7 +317,7 @@ class Suspension:
         ejection: Ejection[Any],
     ) -> None:
         self._requests, self._replicas, self._races = requests, replicas, races
-        self._silence, self._ejection = silence, ejection
+        self._silence, self.ejection = silence, ejection
 
     def move(self, lease: AnyLease, now: float, actions: list[Action], *, ran: bool) -> None:
         """Queue those rows of a silent replica's lease once more that may be moved. `ran`: the
@@ -367,7 +367,7 @@ class Suspension:
         eject the replica instead, so that it is probed."""
         if replica.reasons & SILENT and not replica.leases:
             replica.set_reason(SILENT, False)
-            self._ejection.eject(replica, now)
+            self.ejection.eject(replica, now)
 
 
 def _may_move(row: Row) -> bool:

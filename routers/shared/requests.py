@@ -225,6 +225,13 @@ class RequestTable:
 
     # -- what the dispatcher tells and asks
 
+    def take_out(self, row: Row, now: float) -> None:
+        """Take the row, which is sent now, out of the queue. A request that had a forecast of its
+        queue wait is reported to the controllers, which learn how good the forecast was."""
+        self.waiting.remove(row)
+        if row.tracked.forecast_s is not None:
+            self.starts(row.tracked, now)
+
     def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The request's first row goes to a replica on time; its forecast is checked."""
         self.controllers.waited(tracked, now, taken=True)

@@ -17,7 +17,7 @@ from routers.api.actions import Action
 from routers.api.events import Closed, Progress
 from routers.api.requests import ABORTED, BUSY, DONE, LOST, LeaseEnd, Tokens
 from routers.shared.endings import Endings, believable
-from routers.shared.health import Ejection, Suspension
+from routers.shared.health import Suspension
 from routers.shared.races import Races
 from routers.state.leases import LeaseTable, fail, win
 from routers.state.replica_state import EJECTED, HEDGE, AnyReplica
@@ -39,10 +39,9 @@ class StreamEndings(Endings[StreamLease]):
         leases: LeaseTable[StreamLease],
         first_tokens: FirstTokens,
         races: Races[StreamLease],
-        health: tuple[Ejection[StreamReplica], Suspension],
+        suspension: Suspension,
     ) -> None:
-        ejection, suspension = health
-        super().__init__(requests, replicas, leases, races, ejection, suspension)
+        super().__init__(requests, replicas, leases, races, suspension)
         self._first_tokens, self._prompts = first_tokens, requests.prompts
         self._generations = requests.generations
 

@@ -48,9 +48,8 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         self._first_tokens = FirstTokens(
             settings, requests, replicas, self._leases, races, (self._ejection, self._silence)
         )
-        health = self._ejection, self._suspension
         self._endings = self._streams = StreamEndings(
-            requests, replicas, self._leases, self._first_tokens, races, health
+            requests, replicas, self._leases, self._first_tokens, races, self._suspension
         )
 
     def _check_kind(self, settings: DispatcherSettings) -> None:
@@ -178,9 +177,7 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
         competing_weight = flows.weights[lane.priority]
         price = cost_s if order.settles else order.price(row.length, cost_s)
         account = order.charged((flow.start, flow.credit_s), flow.weight, price)
-        requests.waiting.remove(row)
-        if row.tracked.forecast_s is not None:
-            requests.starts(row.tracked, now)
+        requests.take_out(row, now)
         tag = flows.tag(flow)
         charges = ((flow.priority, flow.tenant, cost_s),)
         paid = charges if order.settles else ((flow.priority, flow.tenant, price),)
