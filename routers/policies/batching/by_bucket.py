@@ -9,12 +9,12 @@ buckets.
 from __future__ import annotations
 
 from routers.api.policies import SHARES
-from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.draft import Draft
 from routers.policies.batching.formed_batch import ReplicaCapacity
-from routers.policies.batching.shedding import in_order
+from routers.policies.batching.shedding import of_bucket
 from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import Lane, bucket_of
+from routers.state.lanes import Lane
 from routers.state.rows import Row
 
 
@@ -30,10 +30,7 @@ class BatchesByBucket:
         is_shared = view.order.ranking is SHARES
         lengths = capacity.lengths
         bucket = queue.in_turn(lengths) if is_shared else queue.first_bucket(lengths)
-        draft = new_draft(view, lane, bucket.edge, capacity)
-        order = lane.length_classes[bucket.edge].order
-        turns = Turns(order, draft, view.order.ranking, bucket_of)
-        return in_order(view, draft, turns, bucket, now)
+        return of_bucket(view, lane, capacity, bucket, now)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

@@ -14,12 +14,12 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.draft import Draft, new_draft
 from routers.policies.batching.formed_batch import ReplicaCapacity
-from routers.policies.batching.shedding import in_order
+from routers.policies.batching.shedding import of_bucket
 from routers.policies.batching.types import BatchPlan
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import Bucket, Lane, LengthClass, bucket_of
+from routers.state.lanes import Bucket, Lane, LengthClass
 from routers.state.rows import Row
 
 _FULL: Final = 0.75  # of the target size
@@ -48,11 +48,7 @@ class FullBatches:
                 first = place
         if first is None:
             return _held(view, lane, capacity, held_until)
-        bucket = first[2]
-        draft = new_draft(view, lane, bucket.edge, capacity)
-        order = lane.length_classes[bucket.edge].order
-        turns = Turns(order, draft, view.order.ranking, bucket_of)
-        return in_order(view, draft, turns, bucket, now)
+        return of_bucket(view, lane, capacity, first[2], now)
 
     def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
         return ()

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from routers.policies.admission.types import TurnLook
-from routers.policies.batching.draft import Draft, Turns
+from routers.policies.batching.draft import Draft, Turns, new_draft
+from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.batching.types import BatchPlan, Leaving
 from routers.policies.batching.view import QueueView
-from routers.state.lanes import Bucket
+from routers.state.lanes import Bucket, Lane, bucket_of
 from routers.state.rows import Row, TrackedRequest
 
 
@@ -79,3 +80,13 @@ def in_order(
     plan = BatchPlan(draft, bucket.queue, bucket)
     plan.leaving, plan.looks = tuple(shedding.leaving), shedding.looks
     return plan
+
+
+def of_bucket(
+    view: QueueView, lane: Lane, capacity: ReplicaCapacity, bucket: Bucket, now: float
+) -> BatchPlan:
+    """A plan of rows of the bucket's length class; the bucket leads."""
+    draft = new_draft(view, lane, bucket.edge, capacity)
+    order = lane.length_classes[bucket.edge].order
+    turns = Turns(order, draft, view.order.ranking, bucket_of)
+    return in_order(view, draft, turns, bucket, now)
