@@ -78,7 +78,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(BatchedTransport(transport))  # type: ignore[arg-type]
+        super().connection_made(BatchedTransport(transport, self.loop))  # type: ignore[arg-type]
         if (own := transport.get_extra_info("socket")) is not None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._start_clock()
@@ -386,8 +386,8 @@ class BatchedTransport:
     Measured gain: docs/decisions/0054-one-gateway-takes-its-callers-itself.md.
     """
 
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
         self._kept: list[bytes | memoryview] = []
         self._bytes = 0
         self._ended = False
@@ -404,7 +404,7 @@ class BatchedTransport:
         if self._ended:
             return
         if not self._kept:
-            _send_later(self)
+            _send_later(self, self._loop)
         self._kept.append(data)
         self._bytes += len(data)
         if self._bytes > MAX_UNSENT_BYTES:
@@ -451,8 +451,7 @@ class BatchedTransport:
         return kept
 
 
-def _send_later(transport: BatchedTransport) -> None:
-    loop = asyncio.get_running_loop()
+def _send_later(transport: BatchedTransport, loop: asyncio.AbstractEventLoop) -> None:
     waiting = _unsent.setdefault(loop, [])
     if not waiting:
         loop.call_soon(_send, loop)

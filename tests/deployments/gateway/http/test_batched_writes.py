@@ -39,9 +39,13 @@ class Wire:
         self._said.append("pause")
 
 
+def _batched(wire: Wire) -> BatchedTransport:
+    return BatchedTransport(wire, asyncio.get_running_loop())
+
+
 async def test_the_writes_of_one_turn_go_out_together_after_it() -> None:
     said: list[Any] = []
-    one, two = BatchedTransport(Wire(said, "one")), BatchedTransport(Wire(said, "two"))
+    one, two = _batched(Wire(said, "one")), _batched(Wire(said, "two"))
     one.write(b"a")
     two.write(b"b")
     one.write(b"c")
@@ -57,11 +61,11 @@ async def test_the_writes_of_one_turn_go_out_together_after_it() -> None:
 
 async def test_what_ends_a_connection_comes_after_what_was_written() -> None:
     said: list[Any] = []
-    wire = BatchedTransport(Wire(said))
+    wire = _batched(Wire(said))
     wire.write(b"a")
     wire.write_eof()
     wire.close()
-    other = BatchedTransport(Wire(said))
+    other = _batched(Wire(said))
     other.write(b"b")
     other.close()
     await asyncio.sleep(0)
@@ -70,8 +74,8 @@ async def test_what_ends_a_connection_comes_after_what_was_written() -> None:
 
 async def test_an_aborted_or_lost_connection_gets_nothing_and_holds_up_no_other() -> None:
     said: list[Any] = []
-    lost, aborted, good = Wire(said), BatchedTransport(Wire(said)), BatchedTransport(Wire(said))
-    BatchedTransport(lost).write(b"a")
+    lost, aborted, good = Wire(said), _batched(Wire(said)), _batched(Wire(said))
+    _batched(lost).write(b"a")
     aborted.write(b"b")
     aborted.abort()
     good.write(b"c")
@@ -82,7 +86,7 @@ async def test_an_aborted_or_lost_connection_gets_nothing_and_holds_up_no_other(
 
 async def test_much_is_written_at_once_so_that_flow_control_holds() -> None:
     said: list[Any] = []
-    wire = BatchedTransport(Wire(said))
+    wire = _batched(Wire(said))
     wire.write(b"head")
     wire.write(bytes(MAX_UNSENT_BYTES))
     assert said == [b"head" + bytes(MAX_UNSENT_BYTES)]
@@ -96,7 +100,7 @@ def test_a_loop_that_ended_before_its_writes_does_not_hold_up_the_next_one() -> 
     said: list[Any] = []
 
     async def write(then: float | None) -> None:
-        BatchedTransport(Wire(said)).write(b"a")
+        _batched(Wire(said)).write(b"a")
         if then is not None:
             await asyncio.sleep(then)
 
@@ -109,7 +113,7 @@ async def test_a_connection_that_takes_nothing_holds_up_no_other(caplog: Any) ->
     said: list[Any] = []
     wire = Wire(said)
     wire.write = lambda data: 1 / 0  # type: ignore[assignment, method-assign, return-value]
-    bad, good = BatchedTransport(wire), BatchedTransport(Wire(said))
+    bad, good = _batched(wire), _batched(Wire(said))
     bad.write(b"a")
     good.write(b"b")
     await asyncio.sleep(0)
@@ -119,7 +123,7 @@ async def test_a_connection_that_takes_nothing_holds_up_no_other(caplog: Any) ->
 
 async def test_nothing_follows_the_end_of_what_is_written() -> None:
     said: list[Any] = []
-    wire = BatchedTransport(Wire(said))
+    wire = _batched(Wire(said))
     wire.write_eof()
     wire.write(b"100 Continue")
     wire.writelines([b"a"])
