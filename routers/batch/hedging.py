@@ -19,9 +19,8 @@ from typing import Final
 
 from routers.api.actions import Action, Dispatch
 from routers.api.settings import DispatcherSettings, HedgeParameters, SilenceParameters
-from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas
+from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas, FormedBatch
 from routers.estimates.ratio_histogram import RatioHistogram
-from routers.policies.batching.formed_batch import FormedBatch
 from routers.policies.hedging import HedgeDelay
 from routers.policies.registry import HEDGINGS
 from routers.shared.health import UNKNOWN_RATIO, Ejection, Silence

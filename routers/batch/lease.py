@@ -17,16 +17,28 @@ from typing import ClassVar, Final
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
-from routers.policies.batching.formed_batch import FormedBatch, ReplicaCapacity
+from routers.state.flows import Charge
 from routers.state.ready_replicas import Placement, preference, speed_band
 from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
+from routers.state.rows import Row
 
 _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
 PreemptionEntry = tuple[int, int, int, "BatchReplica"]
 """(-late, -priority, number of the push, replica): an entry of `PreemptibleReplicas`, by the
 standing of the lease that the replica would return. The least urgent comes first."""
+
+
+class FormedBatch:
+    """The content of a lease: rows in order, and what they are predicted to take.
+
+    `width`: tokens a row that costs are predicted for: the longest row, or the mean if packed;
+    `edge`: of the bucket that leads.
+    """
+
+    def __init__(self, rows: list[Row], width: int, edge: int, charge: Charge) -> None:
+        self.rows, self.width, self.edge, self.charge = rows, width, edge, charge
 
 
 class BatchReplica(ReplicaState["BatchLease"]):
@@ -164,20 +176,6 @@ class BatchReplicas(ReplicaSet[BatchReplica]):
             replica.group.busy_until(replica.busy_until, until)
             replica.busy_until = until
         self.preemptible.place(replica)
-
-    def capacity_of(self, replica: BatchReplica, now: float, *, trusted: bool) -> ReplicaCapacity:
-        """What the replica can take now, as batching policies are told it. `trusted`: costs are
-        known even for replicas that have not answered yet."""
-        found = ReplicaCapacity(replica.spec.replica_id, replica.group)
-        found.idle = not replica.leases
-        found.trusted = trusted or replica.answers > 0
-        found.last_edge = replica.last_edge
-        found.lengths = self.lengths_of(replica)
-        found.longest_beside = self.longest_beside(replica)
-        found.starts_in_s = max(0.0, replica.finish_at - now)
-        found.others_idle = self.ready.others_idle(replica)
-        found.groups = self.groups if len(self.groups.by_name) > 1 else None
-        return found
 
 
 class PreemptibleReplicas:

@@ -19,9 +19,15 @@ from routers.api.settings import DispatcherSettings
 from routers.batch.closing import BatchEndings
 from routers.batch.forming import Forming
 from routers.batch.hedging import BatchSilence, Hedger, Slowness
-from routers.batch.lease import BatchLease, BatchReplica, BatchReplicas, preemptible_lease, standing
+from routers.batch.lease import (
+    BatchLease,
+    BatchReplica,
+    BatchReplicas,
+    FormedBatch,
+    preemptible_lease,
+    standing,
+)
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
-from routers.policies.batching.formed_batch import FormedBatch
 from routers.policies.registry import HEDGINGS, PLACEMENTS
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
@@ -43,7 +49,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         slowness = Slowness(settings.hedge, HEDGINGS[settings.policies.hedging](settings.hedge))
         silence = BatchSilence(settings.silence, replicas, slowness)
         super().__init__(settings, requests, replicas, races, silence)
-        self._forming = Forming(settings, requests)
+        self._forming = Forming(settings, requests, replicas)
         self._hedger = Hedger(settings, replicas, self._leases, races, slowness, self._ejection)
         self._endings = BatchEndings(
             requests, replicas, self._leases, self._hedger, races, self._suspension
@@ -92,9 +98,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
 
         # When to be called again, and until when an arrival changes nothing but the queue.
         check_at = min(requests.timers.next_at(), races.schedule.next_check_at(), silence.next_at())
-        capacity_at = min(replicas.next_at(), forming.next_retry_at)
-        if forming.held_until is not None:
-            capacity_at = min(capacity_at, forming.held_until)
+        capacity_at = min(replicas.next_at(), forming.next_retry_at, forming.held_until)
         candidates = bool(races.schedule.candidates)
         quiet = not (replicas.has_ready or candidates or self._gives_back() is not None)
         if requests.groups.bounds and replicas.preemptible.least_urgent() is not None:
@@ -141,9 +145,9 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         self, replica: BatchReplica, now: float, actions: list[Action]
     ) -> BatchLease | None:
         """A lease of the batch that is formed for this replica; None: there is none."""
-        trusted = bool(replica.group.settings.profile)
-        capacity = self._replicas.capacity_of(replica, now, trusted=trusted)
-        batch = self._forming.form(capacity, now, actions)
+        trusted = replica.answers > 0 or bool(replica.group.settings.profile)
+        free_in_s = max(0.0, replica.finish_at - now)
+        batch = self._forming.form(replica, now, actions, trusted=trusted, starts_in_s=free_in_s)
         if batch is None:
             return None
         return self._send(self._preferred(replica, batch, now), batch, now, actions)
@@ -214,9 +218,10 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         batch. Whether a batch could be formed."""
         victim = preemptible_lease(replica)
         assert victim is not None
-        capacity = self._replicas.capacity_of(replica, now, trusted=replica.answers > 0)
-        capacity.starts_in_s = max(0.0, victim.starts_at - now)
-        batch = self._forming.form(capacity, now, actions)
+        free_in_s = max(0.0, victim.starts_at - now)
+        batch = self._forming.form(
+            replica, now, actions, trusted=replica.answers > 0, starts_in_s=free_in_s
+        )
         if batch is None:
             return False
         replica.finish_at = victim.starts_at

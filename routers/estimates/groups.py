@@ -378,14 +378,16 @@ class ReplicaGroups:
             return False
         return held_s / capacity + max(min_s, waiting_s / capacity) < own_s
 
-    def in_time_elsewhere(
-        self, group: ReplicaGroup, rows: int, edge: int, deadline: float, now: float
-    ) -> bool:
-        """Whether another group could still answer a row by its deadline, were that group free."""
-        return any(
-            now + other.cost.predict(rows, edge, quantile=0.99) <= deadline
+    def in_time_elsewhere_from(
+        self, group: ReplicaGroup, rows: int, edge: int, now: float
+    ) -> float:
+        """Rows with this deadline or a later one could still be answered in time by another group,
+        were that group free; inf: none could."""
+        ends = [
+            now + other.cost.predict(rows, edge, quantile=0.99)
             for other in self._others(group, edge)
-        )
+        ]
+        return min(ends, default=inf)
 
     def _others(self, group: ReplicaGroup, edge: int) -> Iterator[ReplicaGroup]:
         """The groups that rows of this bucket may be left to; not those that have just left theirs

@@ -63,7 +63,7 @@ class Controllers:
         flow, wait_s = tracked.flow.key, now - tracked.queued_at
         for each in self.at_turn:
             seen, is_no = each.look(each.seen(flow), tracked, wait_s, now)
-            each.learn({flow: seen})
+            each.learn(flow, seen)
             if is_no and each.verdicts.no():
                 return True
         return False

@@ -13,13 +13,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Any, Final
 
 from routers.api.policies import ARRIVALS, SHARES, Ranking
-from routers.estimates.batch_size import BatchSizes
 from routers.estimates.groups import LengthRange
 from routers.state.flows import Flow
 from routers.state.rows import Row
@@ -112,16 +111,9 @@ class Bucket(Tagged):
     def rank_of(self, row: Row) -> float:
         return self.queue.lane.rank_of(row)
 
-    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]:
-        """Its rows in order, left where they are; no row may leave meanwhile. Work: O(log n) for
-        each row that is asked for. `lengths` never divide the rows of one bucket."""
-        line: Iterator[Place] = islice(self.line, self.first, None)
-        places = merge(line, heap_in_order(self.heap)) if self.heap else line
-        last = None  # a row that came back may still have its old place beside the new one
-        for _, _, row in places:
-            if row.bucket is self and row is not last:
-                yield row
-                last = row
+    def head_in(self, lengths: LengthRange) -> Row | None:
+        """The same: lengths never divide the rows of one bucket."""
+        return self.head()
 
     def last(self) -> Row | None:
         """One of the rows that are due last, left where it is: the last in line, or the heap's last
@@ -233,29 +225,6 @@ class FlowQueue(Tagged):
             return [bucket for bucket in self.buckets.values() if bucket.rows]
         return [each for each in self.buckets.values() if each.rows and each.edge in lengths]
 
-    def leading(self, sizes: BatchSizes, now: float, lengths: LengthRange | None = None) -> Bucket:
-        """The bucket that fills most of a batch, over all flows; among equals the one whose turn is
-        first. But a bucket whose turn comes before that one's leads if it would have waited too
-        long once that batch was served."""
-        if lengths is None:
-            waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
-        else:
-            waiting = self.waiting(lengths)
-        if len(waiting) == 1:
-            return waiting[0]
-        length_classes = self.lane.length_classes
-        fullest = min(
-            waiting,
-            key=lambda each: (
-                -min(1.0, length_classes[each.edge].rows / sizes.target(each.edge)), each.turn,
-            ),
-        )  # fmt: skip
-        long_ago = now + sizes.full_s(fullest.edge) - sizes.max_passed_s
-        owed = [
-            each for each in waiting if each.turn < fullest.turn and each.head_since() <= long_ago
-        ]
-        return min(owed, key=_turn) if owed else fullest
-
     def first_bucket(self, lengths: LengthRange | None = None) -> Bucket:
         """The bucket whose first row has the lowest rank."""
         return min(self.waiting(lengths), key=Bucket.rank)
@@ -270,7 +239,16 @@ class FlowQueue(Tagged):
 
     def head(self) -> Row | None:
         """The first row over all buckets, left where it is."""
-        return next(iter(self.in_order()), None)
+        return self.head_in(None)
+
+    def head_in(self, lengths: LengthRange | None) -> Row | None:
+        first: Row | None = None
+        lowest = (inf, 0)
+        for bucket in self.waiting(lengths):
+            row = bucket.head()
+            if row is not None and (place := (self.rank_of(row), row.order)) < lowest:
+                first, lowest = row, place
+        return first
 
     def rank(self) -> float:
         """The lowest rank among its buckets; inf when it is empty."""
@@ -278,13 +256,6 @@ class FlowQueue(Tagged):
 
     def rank_of(self, row: Row) -> float:
         return self.lane.rank_of(row)
-
-    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]:
-        """Its rows over all buckets, the first in front, left where they are."""
-        rows = [bucket.in_order() for bucket in self.waiting(lengths)]
-        if len(rows) == 1:
-            return rows[0]
-        return merge(*rows, key=lambda row: (self.rank_of(row), row.order))
 
     def last(self) -> Row | None:
         """One of the rows that are due last, of the bucket that holds most rows."""
@@ -405,8 +376,7 @@ class Lane:
         """The first row of these lengths that travels alone."""
         if lengths is None:
             return self.isolated.head()
-        rows = self.isolated.in_order() if self.isolated.rows else ()
-        return next((row for row in rows if row.edge in lengths), None)
+        return next((row for row in self.isolated.live() if row.edge in lengths), None)
 
     def seconds_in(self, lengths: LengthRange) -> float:
         """Predicted seconds of its rows of these lengths, those that travel alone left out."""
@@ -447,19 +417,6 @@ def bucket_of(row: Row) -> Bucket:
     bucket = row.bucket
     assert isinstance(bucket, Bucket)
     return bucket
-
-
-def heap_in_order(heap: list[Place]) -> Iterator[Place]:
-    """The entries of a binary heap in ascending order, left where they are: once an entry has come,
-    its two children are candidates. Source: Frederickson, An optimal algorithm for selection in a
-    min-heap (1993), in its simple form."""
-    candidates = [(heap[0], 0)] if heap else []
-    while candidates:
-        place, index = heappop(candidates)
-        yield place
-        for child in (2 * index + 1, 2 * index + 2):
-            if child < len(heap):
-                heappush(candidates, (heap[child], child))
 
 
 def _turn(bucket: Bucket) -> float:

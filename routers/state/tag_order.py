@@ -6,7 +6,6 @@ A tag is the start tag of the queue's flow, or the rank of its first row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final, Generic, TypeVar
 
@@ -46,9 +45,8 @@ class Tagged:
         """The first row, left where it is."""
 
     @abstractmethod
-    def in_order(self, lengths: LengthRange | None = None) -> Iterator[Row]:
-        """Its rows, the first in front, left where they are. `lengths`: of those that are wanted;
-        None: all."""
+    def head_in(self, lengths: LengthRange) -> Row | None:
+        """The first row of these lengths, left where it is."""
 
 
 T = TypeVar("T", bound=Tagged)
@@ -67,6 +65,8 @@ class TagOrder(Generic[T]):
     def __init__(self, *, by_rank: bool = False) -> None:
         self._by_rank = by_rank
         self.heap: list[Mark] = []
+        self._aside: list[Mark] = []  # entries that have surfaced in a walk, as they stood
+        self._surfaced: list[Mark] = []  # a heap of their items with rows, by tags of now
         self._pushed = 0
         self._most = _STALE_ENTRIES
 
@@ -116,11 +116,57 @@ class TagOrder(Generic[T]):
             heappush(self.heap, mark)
         return found
 
+    # -- a walk: whose row is next, while rows are taken and their flows charged?
+
+    def begin_walk(self) -> None:
+        """Begin at the lowest tag. What surfaces is set aside until the walk ends, and then stands
+        where it stood: an item keeps its place among those with equal tags though it had no rows
+        for a moment, and when its flow's charge is taken back."""
+        self.first()
+
+    def next_row(self, lengths: LengthRange | None = None) -> Row | None:
+        """The first row of the item that is next; None: no item has any (of these lengths). Work:
+        O(log n) for each item that surfaces."""
+        heap, surfaced, by_rank = self.heap, self._surfaced, self._by_rank
+        while heap or surfaced:
+            if heap and not (surfaced and surfaced[0] < heap[0]):
+                mark = heappop(heap)
+                self._aside.append(mark)
+                if mark[2].rows and _is_valid(mark):
+                    heappush(surfaced, mark)
+                continue
+            tag, pushed, item = surfaced[0]
+            row: Row | None = item.head() if lengths is None else item.head_in(lengths)
+            if row is None:
+                heappop(surfaced)
+                continue
+            now: float = item.rank_of(row) if by_rank else item.flow.start
+            if now == tag:
+                return row
+            heapreplace(surfaced, (now, pushed, item))
+        return None
+
+    def next_items(self, most: int) -> list[T]:
+        """At most `most` of the items that are next, in order."""
+        found: list[Mark] = []
+        while len(found) < most and self.next_row() is not None:
+            found.append(heappop(self._surfaced))
+        for mark in found:
+            heappush(self._surfaced, mark)
+        return [mark[2] for mark in found]
+
+    def end_walk(self) -> None:
+        for mark in self._aside:
+            heappush(self.heap, mark)
+        self._aside.clear()
+        self._surfaced.clear()
+
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
-        for mark in self.heap:
-            mark[2].mark = None
-        self.heap.clear()
+        for marks in (self.heap, self._aside):
+            for mark in marks:
+                mark[2].mark = None
+            marks.clear()
 
     def _tidy(self) -> None:
         kept: list[Mark] = []

@@ -6,9 +6,8 @@ import pytest
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.api.settings import DispatcherSettings, GenerationParameters
-from routers.batch.lease import BatchLease, BatchReplica
+from routers.batch.lease import BatchLease, BatchReplica, FormedBatch
 from routers.estimates.groups import ReplicaGroup
-from routers.policies.batching.formed_batch import FormedBatch
 from routers.policies.placement.finish_first import FinishFirst
 from routers.state.flows import Charge
 from routers.state.ready_replicas import ReadyReplicas

@@ -17,7 +17,7 @@ def made(parameters=ENFORCE):
 def sheds(codel, flow, wait_s, now):
     """Asked, and the answer carried out."""
     seen, is_no = codel.look(codel.seen(flow), came(flow), wait_s, now)
-    codel.learn({flow: seen})
+    codel.learn(flow, seen)
     return is_no
 
 

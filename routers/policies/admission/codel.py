@@ -12,7 +12,6 @@ older than a pause longer than an interval is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -65,8 +64,8 @@ class Codel(AtTurn):
     def seen(self, flow: FlowKey) -> Watch:
         return self._watches.get(flow, _NOTHING_SEEN)
 
-    def learn(self, seen: Mapping[FlowKey, Watch]) -> None:
-        self._watches.update(seen)
+    def learn(self, flow: FlowKey, seen: Watch) -> None:
+        self._watches[flow] = seen
 
     def value(self, capacity: float, now: float) -> float:
         """How many flows' queues stand, as last found."""

@@ -13,7 +13,7 @@ for nearly every request is a plain class here, see `routers.state.rows`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -190,28 +190,16 @@ class AtTurn(Controller):
         self, seen: Any, tracked: TrackedRequest, wait_s: float, now: float
     ) -> tuple[Any, bool]:
         """What is known of its flow after looking at this request, and whether the request should
-        leave. Each request is asked about once, before the batch is filled: a request that leaves
-        makes room for the next."""
+        leave, which makes room for the next. Asked until one of its rows has been served."""
         ...
 
     def seen(self, flow: FlowKey) -> Any:
-        """What is known of the flow before a batch is planned."""
+        """What is known of the flow."""
         return None
 
-    def learn(self, seen: Mapping[FlowKey, Any]) -> None:
-        """Keep what looking has shown, by flow: the plan is carried out."""
+    def learn(self, flow: FlowKey, seen: Any) -> None:
+        """Keep what looking has shown of the flow."""
         return
-
-
-class TurnLook:
-    """What one controller has seen, by flow, while a batch is planned, and how often it said no."""
-
-    controller: AtTurn
-    seen: dict[FlowKey, Any]
-    noes: int
-
-    def __init__(self, controller: AtTurn) -> None:
-        self.controller, self.seen, self.noes = controller, {}, 0
 
 
 def window_s(min_s: float, settings: DispatcherSettings) -> float:

@@ -9,33 +9,12 @@ one by one. Source: dynamic batching as in Triton Inference Server.
 
 from __future__ import annotations
 
-from routers.policies.batching.draft import Draft, Turns, new_draft
-from routers.policies.batching.formed_batch import ReplicaCapacity
-from routers.policies.batching.shedding import in_order
-from routers.policies.batching.types import BatchPlan
-from routers.policies.batching.view import QueueView
-from routers.state.lanes import FlowQueue, Lane, bucket_of
-from routers.state.rows import Row
+from routers.estimates.groups import ANY_LENGTH
+from routers.policies.batching.types import Batching, BatchView, Choice
 
 
-class BatchesByArrival:
+class BatchesByArrival(Batching):
     """Takes rows in the order of their flows, whatever their lengths."""
 
-    def lead(
-        self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
-    ) -> BatchPlan | None:
-        lengths = capacity.lengths
-        queue = lane.first(lengths)
-        if queue is None:
-            return None
-        longest = min(view.waiting.edges[-1], capacity.group.longest)
-        draft = new_draft(view, lane, longest, capacity)
-        turns = Turns(lane.order, draft, view.order.ranking, _queue_of, lengths)
-        return in_order(view, draft, turns, queue.first_bucket(lengths), now)
-
-    def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
-        return ()
-
-
-def _queue_of(row: Row) -> FlowQueue:
-    return bucket_of(row).queue
+    def choose(self, view: BatchView, now: float) -> Choice:
+        return Choice(ANY_LENGTH)

@@ -8,29 +8,11 @@ buckets.
 
 from __future__ import annotations
 
-from routers.api.policies import SHARES
-from routers.policies.batching.draft import Draft
-from routers.policies.batching.formed_batch import ReplicaCapacity
-from routers.policies.batching.shedding import of_bucket
-from routers.policies.batching.types import BatchPlan
-from routers.policies.batching.view import QueueView
-from routers.state.lanes import Lane
-from routers.state.rows import Row
+from routers.policies.batching.types import Batching, BatchView, Choice
 
 
-class BatchesByBucket:
+class BatchesByBucket(Batching):
     """Takes rows of one bucket, up to the bounds."""
 
-    def lead(
-        self, view: QueueView, lane: Lane, capacity: ReplicaCapacity, now: float
-    ) -> BatchPlan | None:
-        queue = lane.first(capacity.lengths)
-        if queue is None:
-            return None
-        is_shared = view.order.ranking is SHARES
-        lengths = capacity.lengths
-        bucket = queue.in_turn(lengths) if is_shared else queue.first_bucket(lengths)
-        return of_bucket(view, lane, capacity, bucket, now)
-
-    def fill(self, view: QueueView, draft: Draft, now: float) -> tuple[Row, ...]:
-        return ()
+    def choose(self, view: BatchView, now: float) -> Choice:
+        return Choice(view.in_turn().edge)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from routers.api.actions import Dispatch
 from routers.api.errors import BadSettings
-from routers.api.events import Arrive, Closed, Reconfigure, Replicas, Tick
+from routers.api.events import Arrive, Cancel, Closed, Reconfigure, Replicas, Tick
 from routers.api.policies import Ranking
 from routers.api.requests import LeaseEnd, Reason, Replica, Report, Request
 from routers.api.settings import (
@@ -24,7 +25,6 @@ from routers.batch.lease import BatchReplica
 from routers.batch.scheduler import BatchScheduler
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
-from routers.policies.batching.formed_batch import ReplicaCapacity
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.replica_state import Foreign
@@ -34,6 +34,9 @@ EDGES = (32, 128, 512)
 PROFILE = tuple((rows, edge, 0.002 + 1e-5 * rows * edge) for rows in (1, 4, 8) for edge in EDGES)
 SETTINGS = DispatcherSettings(EDGES, max_size=8, max_tokens=2048, profile=PROFILE)
 ADMISSION_SETS = ((), *[(name,) for name in ADMISSIONS], PolicyNames().admission[::-1])
+CHOICE = (
+    "edge", "max_rows", "late_before", "elsewhere_from", "max_guests", "hold_until", "leaves",
+)  # fmt: skip
 SHARING = [name for name in ORDERS if ORDERS[name](SETTINGS).ranking is Ranking.SHARES]
 
 
@@ -105,11 +108,17 @@ class Full:
     def requests(self):
         return self.core._requests
 
-    def lead(self, now: float = 0.0):
-        group = self.requests.groups.reference
-        lane = next(lane for lane in self.requests.waiting.lanes() if lane.rows)
-        capacity = ReplicaCapacity("r", group)
-        return self.core._forming._batching.lead(self.core._forming._view, lane, capacity, now)
+    def choose(self, now: float = 0.0):
+        """What the policy answers for a replica that is idle and trusted, in the first lane."""
+        forming, waiting = self.core._forming, self.requests.waiting
+        lane = next(lane for lane in waiting.lanes() if lane.rows)
+        view = forming._view
+        view.group, view.groups, view.replica_id = self.requests.groups.reference, None, "r"
+        view.idle = view.trusted = True
+        view.others_idle, view.last_edge, view.starts_in_s = False, 0, 0.0
+        view.show(lane, lane.order.first(), None)
+        choice = forming._batching.choose(view, now)
+        return {name: getattr(choice, name) for name in CHOICE}
 
     def digest(self):
         """Where everything stands."""
@@ -122,32 +131,34 @@ class Full:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("batching", BATCHINGS)
-def test_a_plan_changes_nothing_and_comes_out_the_same_when_asked_again(order, batching):
+def test_a_choice_changes_nothing_and_comes_out_the_same_when_asked_again(order, batching):
     full = Full(under(order=order, batching=batching))
     before = full.digest()
-    first, second = full.lead(), full.lead()
-    assert [row.order for row in first.draft.rows] == [row.order for row in second.draft.rows]
-    assert first.draft.accounts == second.draft.accounts
+    assert full.choose() == full.choose()
     assert full.digest() == before
     check(full.core)
+
+
+def dispatches(actions):
+    return [each for each in actions if isinstance(each, Dispatch)]
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_a_batch_keeps_the_bounds_in_rows_and_tokens(batching):
     for most in (32, 512, 2048):
         full = Full(replace(under(batching=batching), max_tokens=most))
-        draft = full.lead().draft
-        assert 1 <= len(draft.rows) <= SETTINGS.max_size
-        assert len(draft.rows) == 1 or len(draft.rows) * draft.longest <= most
+        lengths = {each: t.request.lengths[0] for each, t in full.requests.live.items()}
+        (sent,) = dispatches(full.core.step(Replicas((Replica("r", 1.0),)), 0.0))
+        longest = max(lengths[request_id] for request_id, _ in sent.rows)
+        assert 1 <= len(sent.rows) <= SETTINGS.max_size
+        assert len(sent.rows) == 1 or len(sent.rows) * longest <= most
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_a_lane_without_rows_leads_nothing(batching):
     full = Full(under(batching=batching), rows=1)
-    lane = full.requests.waiting.on_time[0]
-    full.requests.cancel(0, [])
-    capacity = ReplicaCapacity("r", full.requests.groups.reference)
-    assert full.core._forming._batching.lead(full.core._forming._view, lane, capacity, 0.0) is None
+    full.core.step(Cancel(0), 0.0)
+    assert not dispatches(full.core.step(Replicas((Replica("r", 1.0),)), 0.0))
 
 
 # ---- order
