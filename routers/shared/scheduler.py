@@ -56,7 +56,6 @@ _NOTES: Final = (
     CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, GatewayPlace, AdaptersHeld,
     BlocksHeld,
 )  # fmt: skip
-_FREQUENT: Final = (Closed, Tick, Opened, Progress)
 _MAX_URGENT: Final = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
 Q = TypeVar("Q", bound=RequestTable)
@@ -184,7 +183,7 @@ class Scheduler(Generic[Q, S, L]):
             self._advance_utilisation(now)
             self._requests.arrive(event.request, now, actions)
             return True
-        if not isinstance(event, _FREQUENT) and isinstance(event, _NOTES):
+        if not isinstance(event, (Closed, Tick, Opened, Progress)) and isinstance(event, _NOTES):
             self._note(event, now)
             return False
         if now >= wakeups.wakes_at or isinstance(event, Tick):
@@ -287,7 +286,7 @@ class Scheduler(Generic[Q, S, L]):
                 self._replicas.share(index, count, now)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
-        match event:
+        match event:  # the frequent ones first
             case Tick():
                 pass
             case Closed():
