@@ -53,7 +53,7 @@ class Dispatch:
         return False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Abort:
     """Tell the replica to drop this lease: nobody waits for it (its members left, or its copy won),
     or its rows are preempted. A batch replica drops it if it has not started, a stream replica

@@ -61,9 +61,9 @@ class BatchReplica(ReplicaState["BatchLease"]):
         """It must hold nothing."""
         return not self.leases
 
-    def due_at(self) -> float | None:
+    def due_at(self) -> float:
         if not self.has_room():
-            return None
+            return inf
         if self.transport_s is None:
             return self.blocked_until
         head = self.head()

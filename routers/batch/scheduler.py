@@ -155,7 +155,8 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         """The replica for the batch: the one that served its leading row's session last, if it may
         take the batch and finishes little later than `best`, else `best`."""
         row, replicas = batch.rows[0], self._replicas
-        preferred = self._affinity.preferred(row.tracked.request.session)
+        session = row.tracked.request.session
+        preferred = self._affinity.preferred(session) if session else None
         if preferred is None or row.isolated:
             return best
         replica = replicas.by_id.get(preferred)

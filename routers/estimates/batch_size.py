@@ -93,19 +93,19 @@ class BatchSizes:
         return target
 
     def _compute(self, edge: int) -> _Target:
-        settings, predict = self._settings, self._cost.predict
+        settings, cost = self._settings, self._cost
         most = settings.fixed_size or settings.max_size
         rows, high = 1, max(1, min(most, settings.max_size))
         max_s = self.max_s()
         while rows < high:  # the largest that fits, by halving
             middle = (rows + high + 1) // 2
-            if predict(middle, edge) <= max_s:
+            if cost.predict(middle, edge) <= max_s:
                 rows = middle
             else:
                 high = middle - 1
         full = max(1, min(rows, settings.max_tokens // edge))
-        full_s = predict(full, edge)
-        return _Target(rows, full, full_s, self._cost.learnt)
+        full_s = cost.predict(full, edge)
+        return _Target(rows, full, full_s, cost.learnt)
 
 
 @dataclass(slots=True)

@@ -84,8 +84,7 @@ class ReplicaState(Generic[L]):
         self.unhealthy = False  # it had reasons when `ReplicaSet` last counted
         self.heard_at = -inf  # when it last said anything
         self.blocked_until = 0.0  # no new lease before, after a busy answer or a loss
-        # When it may next take a lease, where only time is lacking.
-        self.wake_at: float | None = None
+        self.wake_at = inf  # when it may next take a lease, where only time is lacking
 
         self.last_used = 0  # id of the last lease that it was sent
         self.answers = 0  # leases that it has answered
@@ -111,8 +110,8 @@ class ReplicaState(Generic[L]):
         """Whether a probe may be sent now, as far as what it holds is concerned."""
 
     @abstractmethod
-    def due_at(self) -> float | None:
-        """When its next lease is due; None while that is no matter of time."""
+    def due_at(self) -> float:
+        """When its next lease is due; inf while that is no matter of time."""
 
     @abstractmethod
     def busy_share(self) -> float:

@@ -30,14 +30,13 @@ _MIN_NOISE: Final = 0.3  # log
 _MAX_NOISE: Final = 1.0  # log
 
 
-@dataclass(slots=True)
 class _Slowdown:
-    """One replica's slowdown, as a logarithm and as a factor."""
+    """One replica's slowdown, as a logarithm and as a factor. `older` and `old`: of the last two
+    batches, logarithms, with which the next is compared."""
 
-    log: float
-    factor: float
-    before: tuple[float, float]  # of the last two batches, log; the next is compared with them
-    gain: float = _FIRST_GAIN
+    def __init__(self, start: float) -> None:
+        self.log, self.factor = start, exp(start)
+        self.older, self.old, self.gain = start, start, _FIRST_GAIN
 
 
 class Slowdowns:
@@ -50,7 +49,7 @@ class Slowdowns:
 
     def of(self, replica_id: str) -> float:
         """The replica's factor; the pool's until it was measured."""
-        slowdown = self._slowdowns.get(replica_id)
+        slowdown = self._slowdowns.get(replica_id) if replica_id else None
         return self.pool if slowdown is None else slowdown.factor
 
     def to_pool(self, replica_id: str) -> float:
@@ -62,16 +61,16 @@ class Slowdowns:
         up to which it may be noise."""
         slowdown = self._slowdowns.get(replica_id)
         if slowdown is None:
-            start = self._pool_log
-            slowdown = self._slowdowns[replica_id] = _Slowdown(start, exp(start), (start, start))
-        level, (older, old) = slowdown.log, slowdown.before
+            slowdown = self._slowdowns[replica_id] = _Slowdown(self._pool_log)
+        level, older, old = slowdown.log, slowdown.older, slowdown.old
         middle = max(min(older, old), min(max(older, old), off))
         if abs(middle - level) > noise:
             level, slowdown.gain = middle, _FIRST_GAIN
         else:
             level += slowdown.gain * max(-noise, min(noise, off - level))
             slowdown.gain = max(_GAIN, slowdown.gain / (1.0 + slowdown.gain))
-        slowdown.log, slowdown.factor, slowdown.before = level, exp(level), (old, off)
+        slowdown.log, slowdown.factor = level, exp(level)
+        slowdown.older, slowdown.old = old, off
         step = max(-_ODD, min(_ODD, level - self._pool_log))
         self._pool_log += _POOL_GAIN / len(self._slowdowns) * step
         self.pool = exp(self._pool_log)
