@@ -28,11 +28,19 @@ _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
 class Preemptible:
     """The standing (late, priority) of the lease that a replica would return, while that `holds`;
-    the higher, the less urgent."""
+    the higher, the less urgent. Among equals the lower `number` is first."""
 
-    def __init__(self, replica: BatchReplica, late: int, priority: int) -> None:
+    def __init__(self, replica: BatchReplica, late: int, priority: int, number: int) -> None:
         self.replica, self.late, self.priority = replica, late, priority
-        self.holds = True
+        self.number, self.holds = number, True
+
+    def is_before(self, other: Preemptible) -> bool:
+        """Whether it is less urgent than the other one."""
+        if self.late != other.late:
+            return self.late > other.late
+        if self.priority != other.priority:
+            return self.priority > other.priority
+        return self.number < other.number
 
 
 _Entry = tuple[int, int, int, Preemptible]
@@ -218,7 +226,7 @@ class PreemptibleReplicas:
         self._pushed += 1
         heap.count += 1
         self.count += 1
-        replica.preemptible = known = Preemptible(replica, late, priority)
+        replica.preemptible = known = Preemptible(replica, late, priority, self._pushed)
         heap.push((-late, -priority, self._pushed, known))
 
     def _drop(self, known: Preemptible) -> None:
@@ -229,18 +237,15 @@ class PreemptibleReplicas:
     def least_urgent(self, lane: Lane | None = None) -> BatchReplica | None:
         """The replica that would return the least urgent batch, of the groups that take a row that
         waits in the lane (None: of all); None where none would return one."""
-        least: _Entry | None = None
+        least: Preemptible | None = None
         for group, heap in self._heaps.items():
-            if (
-                lane is not None
-                and group.lengths is not None
-                and lane.seconds_in(group.lengths) <= 0.0
-            ):
+            lengths = None if lane is None else group.lengths
+            if lane is not None and lengths is not None and lane.seconds_in(lengths) <= 0.0:
                 continue
-            entry = heap.first()
-            if entry is not None and (least is None or entry[:3] < least[:3]):
-                least = entry
-        return None if least is None else least[3].replica
+            first = heap.first()
+            if first is not None and (least is None or first.is_before(least)):
+                least = first
+        return None if least is None else least.replica
 
 
 class _Heap:
@@ -256,11 +261,14 @@ class _Heap:
             self._entries = [each for each in self._entries if each[3].holds]
             heapify(self._entries)
 
-    def first(self) -> _Entry | None:
+    def first(self) -> Preemptible | None:
         entries = self._entries
-        while entries and not entries[0][3].holds:
+        while entries:
+            first = entries[0][3]
+            if first.holds:
+                return first
             heappop(entries)
-        return entries[0] if entries else None
+        return None
 
 
 def preemptible_lease(replica: BatchReplica) -> BatchLease | None:

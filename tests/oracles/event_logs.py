@@ -11,7 +11,7 @@ import lzma
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,15 +143,11 @@ def _untagged(tagged: list[Any], module: ModuleType) -> Any:
 
 def _record(kind: Any, known: dict[str, Any]) -> Any:
     """A record of this kind. Not by its annotations: compiled, they do not say what tuples hold."""
-    made = kind.__new__(kind)
-    for each in fields(kind):
-        if each.name in known:
-            value = _value(each.name, known[each.name])
-        elif each.default_factory is not MISSING:
-            value = each.default_factory()
-        else:
-            value = each.default
-        setattr(made, each.name, value)
+    values = {name: _value(name, value) for name, value in known.items()}
+    required = [each.name for each in fields(kind) if each.default is each.default_factory]
+    made = kind(**{name: values.pop(name) for name in required})
+    for name, value in values.items():
+        setattr(made, name, value)
     return made
 
 
