@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-_NOT_COMPILED = ("actions", "events", "requests", "settings", "snapshot")
+_NOT_COMPILED = ("settings", "snapshot")
 _INTERPRETED = (
     "__init__.py", "routers/simulation/", *(f"api/{each}.py" for each in _NOT_COMPILED),
 )  # fmt: skip

@@ -8,16 +8,15 @@ monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from routers.api.requests import FlowWork, Reason
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class Dispatch:
-    """Send these rows to this replica as one lease."""
+    """Send these rows to this replica as one lease. What has a default here is set afterwards, on
+    the way of a batch, where it differs."""
 
-    alone: ClassVar[bool] = False  # see `IsolatedDispatch`
     lease_id: int
     replica_id: str
     rows: tuple[tuple[int, int], ...]  # (request_id, row index)
@@ -36,8 +35,25 @@ class Dispatch:
     tied: bool = False  # of the two, the first to start cancels the other: report `Opened`
     tells_start: bool = False  # other gateways use the replica too: report `Opened`
 
+    def __init__(
+        self,
+        lease_id: int,
+        replica_id: str,
+        rows: tuple[tuple[int, int], ...],
+        bucket: int,
+        predicted_s: float,
+        rank: tuple[int, int, float] = (0, 0, 0.0),
+    ) -> None:
+        self.lease_id, self.replica_id, self.rows = lease_id, replica_id, rows
+        self.bucket, self.predicted_s, self.rank = bucket, predicted_s, rank
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def alone(self) -> bool:
+        """Whether it is an `IsolatedDispatch`."""
+        return False
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Abort:
     """Tell the replica to drop this lease: nobody waits for it (its members left, or its copy won),
     or its rows are preempted. A batch replica drops it if it has not started, a stream replica
@@ -65,7 +81,7 @@ class Evict:
     retry_after_s: float = 0.0  # as in `Reject`
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class WakeAt:
     """Set the dispatcher's one timer to this time, instead of any time that it was set to: call
     `step(Tick(), now)` then.
@@ -77,13 +93,18 @@ class WakeAt:
 
     at: float
 
+    def __init__(self, at: float) -> None:
+        self.at = at
+
 
 Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class IsolatedDispatch(Dispatch):
     """A `Dispatch` of one row that may have ended a replica before. The replica must report
     `Opened`, so that a second loss can be told from a loss before the row started."""
 
-    alone: ClassVar[bool] = True
+    @property
+    def alone(self) -> bool:
+        return True

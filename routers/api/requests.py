@@ -58,7 +58,7 @@ FlowKey = tuple[int, str]
 """(priority, tenant)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Tokens:
     """Tokens of a request that generates, so far."""
 
@@ -67,10 +67,10 @@ class Tokens:
     output: int = 0
 
 
-NO_TOKENS = Tokens()
+NO_TOKENS: Final = Tokens()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Generation:
     """What a request that generates may take. Its one row's length is its prompt, in tokens."""
 
@@ -108,7 +108,7 @@ class Request:
     streams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Replica:
     """A running replica, and how much it may hold."""
 

@@ -314,10 +314,12 @@ class Hedger:
         self._races.budget.pay(seconds)
         self.watch(copy)
         self._replicas.refresh(replica, now)
-        return Dispatch(
-            copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, lease.rank,
-            copy_of=lease.lease_id, tied=tied, tells_start=self.needs_start(replica, now),
-        )  # fmt: skip
+        dispatch = Dispatch(
+            copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, lease.rank
+        )
+        dispatch.copy_of, dispatch.tied = lease.lease_id, tied
+        dispatch.tells_start = self.needs_start(replica, now)
+        return dispatch
 
 
 def _longest(rows: list[Row]) -> int:

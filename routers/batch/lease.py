@@ -10,7 +10,7 @@ transport has been measured there, it is due at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import ClassVar, Final
@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.state.flows import Charge
+from routers.state.lanes import Lane
 from routers.state.ready_replicas import Placement, preference, speed_band
 from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
@@ -25,9 +26,26 @@ from routers.state.rows import Row
 
 _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
-PreemptionEntry = tuple[int, int, int, "BatchReplica"]
-"""(-late, -priority, number of the push, replica): an entry of `PreemptibleReplicas`, by the
-standing of the lease that the replica would return. The least urgent comes first."""
+
+class Preemptible:
+    """The standing (late, priority) of the lease that a replica would return, while that `holds`;
+    the higher, the less urgent. Among equals the lower `number` is first."""
+
+    def __init__(self, replica: BatchReplica, late: int, priority: int, number: int) -> None:
+        self.replica, self.late, self.priority = replica, late, priority
+        self.number, self.holds = number, True
+
+    def is_before(self, other: Preemptible) -> bool:
+        """Whether it is less urgent than the other one."""
+        if self.late != other.late:
+            return self.late > other.late
+        if self.priority != other.priority:
+            return self.priority > other.priority
+        return self.number < other.number
+
+
+_Entry = tuple[int, int, int, Preemptible]
+"""(-late, -priority, number of the push, what would be returned): the least urgent comes first."""
 
 
 class FormedBatch:
@@ -52,8 +70,7 @@ class BatchReplica(ReplicaState["BatchLease"]):
         self.answered_at = -inf  # when its last answer came
         self.idle_from = 0.0  # when the batch of that answer had left the device
         self.busy_until = 0.0  # the predicted finish that its group was last told
-        # Its place among those that would return a batch.
-        self.preemption_entry: PreemptionEntry | None = None
+        self.preemptible: Preemptible | None = None  # what it would return for more urgent work
 
     def has_room(self) -> bool:
         """Whether one more lease fits. One that holds a row that travels alone takes nothing beside
@@ -64,9 +81,9 @@ class BatchReplica(ReplicaState["BatchLease"]):
         """It must hold nothing."""
         return not self.leases
 
-    def due_at(self) -> float | None:
+    def due_at(self) -> float:
         if not self.has_room():
-            return None
+            return inf
         if self.transport_s is None:
             return self.blocked_until
         head = self.head()
@@ -190,40 +207,43 @@ class PreemptibleReplicas:
     def place(self, replica: BatchReplica) -> None:
         """Find the replica's place anew. To be called after anything about its leases has
         changed."""
-        lease = preemptible_lease(replica)
-        entry = replica.preemption_entry
+        lease, known = preemptible_lease(replica), replica.preemptible
         if lease is None:
-            if entry is not None:
-                self._heaps[replica.group].count -= 1
-                self.count -= 1
-                replica.preemption_entry = None
+            if known is not None:
+                self._drop(known)
+                replica.preemptible = None
             return
+        late, priority, _ = lease.batch.charge.rank
+        if known is not None:
+            if known.late == late and known.priority == priority:
+                return
+            self._drop(known)
         heap = self._heaps.get(replica.group)
         if heap is None:
             heap = self._heaps[replica.group] = _Heap()
-        late, priority = lease.rank[:2]
-        if entry is not None:
-            if entry[:2] == (-late, -priority):
-                return
-            heap.count -= 1
-            self.count -= 1
         self._pushed += 1
         heap.count += 1
         self.count += 1
-        replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
-        heap.push(entry)
+        replica.preemptible = known = Preemptible(replica, late, priority, self._pushed)
+        heap.push((-late, -priority, self._pushed, known))
 
-    def least_urgent(
-        self, counts: Callable[[ReplicaGroup], bool] | None = None
-    ) -> BatchReplica | None:
-        """The replica that would return the least urgent batch, of the groups that count (None:
-        all); None where none would return one."""
-        least: PreemptionEntry | None = None
+    def _drop(self, known: Preemptible) -> None:
+        known.holds = False
+        self._heaps[known.replica.group].count -= 1
+        self.count -= 1
+
+    def least_urgent(self, lane: Lane | None = None) -> BatchReplica | None:
+        """The replica that would return the least urgent batch, of the groups that take a row that
+        waits in the lane (None: of all); None where none would return one."""
+        least: Preemptible | None = None
         for group, heap in self._heaps.items():
-            entry = heap.first() if counts is None or counts(group) else None
-            if entry is not None and (least is None or entry[:3] < least[:3]):
-                least = entry
-        return None if least is None else least[3]
+            lengths = None if lane is None else group.lengths
+            if lane is not None and lengths is not None and lane.seconds_in(lengths) <= 0.0:
+                continue
+            first = heap.first()
+            if first is not None and (least is None or first.is_before(least)):
+                least = first
+        return None if least is None else least.replica
 
 
 class _Heap:
@@ -231,39 +251,30 @@ class _Heap:
 
     def __init__(self) -> None:
         self.count = 0
-        self._entries: list[PreemptionEntry] = []
+        self._entries: list[_Entry] = []
 
-    def push(self, entry: PreemptionEntry) -> None:
+    def push(self, entry: _Entry) -> None:
         heappush(self._entries, entry)
         if len(self._entries) > 2 * self.count + _SLACK:
-            self._entries = [each for each in self._entries if _is_valid(each)]
+            self._entries = [each for each in self._entries if each[3].holds]
             heapify(self._entries)
 
-    def first(self) -> PreemptionEntry | None:
+    def first(self) -> Preemptible | None:
         entries = self._entries
-        while entries and not _is_valid(entries[0]):
+        while entries:
+            first = entries[0][3]
+            if first.holds:
+                return first
             heappop(entries)
-        return entries[0] if entries else None
-
-
-def _is_valid(entry: PreemptionEntry) -> bool:
-    """Whether this is the last entry that was made for its replica."""
-    valid = entry[3].preemption_entry
-    return valid is not None and valid[2] == entry[2]
-
-
-def standing(replica: BatchReplica) -> tuple[int, int]:
-    """(late, priority) of the batch that this replica, one of those that would return one, would
-    return; the higher, the less urgent."""
-    entry = replica.preemption_entry
-    assert entry is not None
-    return -entry[0], -entry[1]
+        return None
 
 
 def preemptible_lease(replica: BatchReplica) -> BatchLease | None:
     """The least urgent lease staged at a full, healthy batch replica; None where there is none that
     may be returned."""
     if replica.draining or replica.unhealthy or replica.held != replica.spec.capacity:
+        return None
+    if len(replica.leases) < 2:
         return None
     found, is_head = None, True
     for lease in replica.leases.values():

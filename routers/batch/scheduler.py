@@ -10,9 +10,6 @@ offered to `Forming`. No request is dispatched at or past its expiry.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from routers.api.actions import Action, Dispatch, IsolatedDispatch
 from routers.api.errors import BadSettings
 from routers.api.settings import DispatcherSettings
@@ -25,14 +22,12 @@ from routers.batch.lease import (
     BatchReplicas,
     FormedBatch,
     preemptible_lease,
-    standing,
 )
-from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.estimates.groups import ReplicaGroups
 from routers.policies.registry import HEDGINGS, PLACEMENTS
 from routers.shared.races import Races
 from routers.shared.requests import RequestTable
 from routers.shared.scheduler import Scheduler, checked
-from routers.state.lanes import Lane
 from routers.state.leases import row_ids
 
 
@@ -97,8 +92,9 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
             self._fill(now, actions)
 
         # When to be called again, and until when an arrival changes nothing but the queue.
-        check_at = min(requests.timers.next_at(), races.schedule.next_check_at(), silence.next_at())
-        capacity_at = min(replicas.next_at(), forming.next_retry_at, forming.held_until)
+        check_at = min(races.schedule.next_check_at(), silence.next_at())
+        check_at = min(requests.timers.next_at(), check_at)
+        capacity_at = min(replicas.next_at(), min(forming.next_retry_at, forming.held_until))
         candidates = bool(races.schedule.candidates)
         quiet = not (replicas.has_ready or candidates or self._gives_back() is not None)
         if requests.groups.bounds and replicas.preemptible.least_urgent() is not None:
@@ -114,11 +110,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         while waiting.rows and replicas.has_ready:
             if len(replicas.groups.by_name) > 1:
                 self._look_ahead(now)
-            lease = replicas.ready.first(
-                lambda replica: self._form_and_send(replica, now, actions),
-                now,
-                spare=replicas.spares_above is not None,
-            )
+            lease = self._send_next(now, actions)
             if lease is None:
                 break
             if lease.staged:
@@ -131,7 +123,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
                 if copy is not None:
                     sent = actions[index]
                     assert isinstance(sent, Dispatch)
-                    actions[index] = replace(sent, tied=True)
+                    sent.tied = True
                     actions.append(copy)
         ageing_s = self._requests.settings.ageing_s
         while waiting.rows and (replica := self._gives_back()) is not None:
@@ -140,6 +132,16 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
                 break
             if not self._preempt(replica, now, actions):
                 break
+
+    def _send_next(self, now: float, actions: list[Action]) -> BatchLease | None:
+        """A lease at the best of the ready replicas that takes one; None: none does."""
+        replicas, lease = self._replicas, None
+        ready, spare = replicas.ready, replicas.spares_above is not None
+        ready.begin()
+        while lease is None and (replica := ready.ask(now, spare=spare)) is not None:
+            lease = self._form_and_send(replica, now, actions)
+        ready.end()
+        return lease
 
     def _form_and_send(
         self, replica: BatchReplica, now: float, actions: list[Action]
@@ -156,7 +158,8 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         """The replica for the batch: the one that served its leading row's session last, if it may
         take the batch and finishes little later than `best`, else `best`."""
         row, replicas = batch.rows[0], self._replicas
-        preferred = self._affinity.preferred(row.tracked.request.session)
+        session = row.tracked.request.session
+        preferred = self._affinity.preferred(session) if session else None
         if preferred is None or row.isolated:
             return best
         replica = replicas.by_id.get(preferred)
@@ -183,14 +186,14 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
             self._hedger.watch(lease)
         replicas.refresh(replica, now)
         self._remember_sessions(batch.rows, replica)
-        dispatch = IsolatedDispatch if lease.isolated else Dispatch
-        actions.append(
-            dispatch(
-                lease.lease_id, replica.spec.replica_id, row_ids(batch.rows), batch.edge,
-                charge.predicted_s, charge.rank, charge.charges, requests.waiting.work(),
-                tells_start=self._hedger.needs_start(replica, now),
-            )
+        make = IsolatedDispatch if lease.isolated else Dispatch
+        dispatch = make(
+            lease.lease_id, replica.spec.replica_id, row_ids(batch.rows), batch.edge,
+            charge.predicted_s, charge.rank,
         )  # fmt: skip
+        dispatch.charges, dispatch.waiting = charge.charges, requests.waiting.work()
+        dispatch.tells_start = self._hedger.needs_start(replica, now)
+        actions.append(dispatch)
         return lease
 
     # -- preemption and silence
@@ -198,15 +201,16 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
     def _gives_back(self) -> BatchReplica | None:
         """The replica that is preempted for the most urgent rows, or for less urgent ones where no
         replica that takes the most urgent is preempted; None: none is."""
-        if not self._replicas.preemptible.count:
+        preemptible, requests = self._replicas.preemptible, self._requests
+        if not preemptible.count:
             return None
-        requests = self._requests
         for lane in requests.waiting.on_time:
             if not lane.rows:
                 continue
-            replica = self._replicas.preemptible.least_urgent(_takes_of(lane))
-            if replica is not None and self._preemption.gives_back(
-                standing(replica), lane.priority
+            replica = preemptible.least_urgent(lane if requests.groups.bounds else None)
+            least = None if replica is None else replica.preemptible
+            if least is not None and self._preemption.gives_back(
+                least.late, least.priority, lane.priority
             ):
                 return replica
             if not requests.groups.bounds:
@@ -240,8 +244,3 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
             ran = lease is head or lease.opened
             self._suspension.move(lease, now, actions, ran=ran)
         self._replicas.refresh(replica, now)
-
-
-def _takes_of(lane: Lane) -> Callable[[ReplicaGroup], bool]:
-    """Whether a group takes a row that waits in the lane."""
-    return lambda group: group.lengths is None or lane.seconds_in(group.lengths) > 0.0

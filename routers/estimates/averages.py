@@ -9,7 +9,7 @@ tenth of the average.
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import Final
 
 _WINDOW_S: Final = 1.0
@@ -43,14 +43,14 @@ class TimeAverage:
     window_s: float
     value: float
     held: float  # the value told last
-    at: float | None
+    at: float  # -inf: nothing was told
 
     def __init__(self, window_s: float) -> None:
-        self.window_s, self.value, self.held, self.at = window_s, 0.0, 0.0, None
+        self.window_s, self.value, self.held, self.at = window_s, 0.0, 0.0, -inf
 
     def report(self, held: float, now: float) -> float:
         """The average up to `now`; from here on the value is `held`."""
-        if self.at is None:
+        if self.at == -inf:
             self.value = held
         elif now > self.at:
             self.value += (self.held - self.value) * (1.0 - exp((self.at - now) / self.window_s))
@@ -70,7 +70,7 @@ class Utilisation:
     def __init__(self) -> None:
         self._own = 0.0
         self._foreign = 0.0
-        self._at: float | None = None
+        self._at = -inf
 
     @property
     def share(self) -> float:
@@ -79,7 +79,7 @@ class Utilisation:
 
     def advance(self, busy: float, now: float) -> None:
         """`busy` has been the share of replicas that hold work since the last call."""
-        if self._at is not None and now > self._at:
+        if now > self._at > -inf:
             kept = exp((self._at - now) / _WINDOW_S)
             self._own = busy + kept * (self._own - busy)
             self._foreign *= kept
@@ -88,7 +88,7 @@ class Utilisation:
     def read(self, busy: float, now: float) -> float:
         """The share at `now`, if `busy` has been the share of replicas that hold work since the
         last call of `advance`."""
-        if self._at is None or now <= self._at:
+        if self._at == -inf or now <= self._at:
             return self.share
         kept = exp((self._at - now) / _WINDOW_S)
         return min(1.0, busy + kept * (self._own - busy) + kept * self._foreign)

@@ -89,23 +89,29 @@ class BatchSizes:
         if target is None or self._cost.learnt - target.learnt >= _REFRESH:
             if len(self._targets) > 64:
                 self._targets.clear()
-            target = self._targets[edge] = self._compute(edge)
+            known = 1 if target is None else target.rows
+            target = self._targets[edge] = self._compute(edge, known)
         return target
 
-    def _compute(self, edge: int) -> _Target:
-        settings, predict = self._settings, self._cost.predict
+    def _compute(self, edge: int, known: int = 1) -> _Target:
+        """`known`: rows that were found last."""
+        settings, cost = self._settings, self._cost
         most = settings.fixed_size or settings.max_size
         rows, high = 1, max(1, min(most, settings.max_size))
         max_s = self.max_s()
+        if 1 < known <= high and cost.predict(known, edge) <= max_s:
+            rows = known
+            if known < high and cost.predict(known + 1, edge) > max_s:
+                high = known
         while rows < high:  # the largest that fits, by halving
             middle = (rows + high + 1) // 2
-            if predict(middle, edge) <= max_s:
+            if cost.predict(middle, edge) <= max_s:
                 rows = middle
             else:
                 high = middle - 1
         full = max(1, min(rows, settings.max_tokens // edge))
-        full_s = predict(full, edge)
-        return _Target(rows, full, full_s, self._cost.learnt)
+        full_s = cost.predict(full, edge)
+        return _Target(rows, full, full_s, cost.learnt)
 
 
 @dataclass(slots=True)

@@ -15,6 +15,16 @@ _DEVIATIONS: Final = 2.0
 _MAX_MARGIN: Final = 0.5  # of the budget a request arrived with
 
 
+class _Seen:
+    """What was measured of one bucket."""
+
+    mean_s: float
+    deviation_s: float
+
+    def __init__(self, mean_s: float, deviation_s: float) -> None:
+        self.mean_s, self.deviation_s = mean_s, deviation_s
+
+
 class Turnaround:
     """Seconds from dispatch to answer, by bucket edge: mean and mean deviation, both EWMAs.
 
@@ -24,8 +34,7 @@ class Turnaround:
 
     def __init__(self) -> None:
         self._initial_s = 0.0
-        # (mean, mean deviation) by edge; None: not measured.
-        self._seen: dict[int, tuple[float, float] | None] = {}
+        self._seen: dict[int, _Seen | None] = {}  # by edge; None: not measured
 
     def keep(self, edges: tuple[int, ...], initial_s: float) -> None:
         """These are the buckets now. Others are dropped, once each new bucket has taken its first
@@ -40,17 +49,16 @@ class Turnaround:
             return
         known = self._seen[edge]
         if known is None:
-            self._seen[edge] = (seconds, seconds / 4.0)
+            self._seen[edge] = _Seen(seconds, seconds / 4.0)
             return
-        mean, deviation = known
-        off = seconds - mean
-        deviation += _DEVIATION_GAIN * (abs(off) - deviation)
-        self._seen[edge] = (mean + _MEAN_GAIN * off, deviation)
+        off = seconds - known.mean_s
+        known.deviation_s += _DEVIATION_GAIN * (abs(off) - known.deviation_s)
+        known.mean_s += _MEAN_GAIN * off
 
     def margin_s(self, edge: int) -> float:
         """Seconds to set aside for the turnaround of the bucket."""
         known = self._seen.get(edge)
-        return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
+        return self._initial_s if known is None else known.mean_s + _DEVIATIONS * known.deviation_s
 
     def typical_s(self) -> tuple[float, float]:
         """Mean turnaround and margin over the buckets that were measured; if none was, the assumed
@@ -58,8 +66,8 @@ class Turnaround:
         seen = [known for known in self._seen.values() if known is not None]
         if not seen:
             return self._initial_s, self._initial_s
-        mean_s = sum([mean for mean, _ in seen]) / len(seen)
-        return mean_s, mean_s + _DEVIATIONS * sum([off for _, off in seen]) / len(seen)
+        mean_s = sum([each.mean_s for each in seen]) / len(seen)
+        return mean_s, mean_s + _DEVIATIONS * sum([each.deviation_s for each in seen]) / len(seen)
 
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
         """When a row must be dispatched at the latest to be answered by the deadline."""
@@ -67,9 +75,8 @@ class Turnaround:
         return deadline - (margin_s if margin_s < max_s else max(0.0, max_s))
 
 
-def _next_longer(
-    known: dict[int, tuple[float, float] | None], edge: int
-) -> tuple[float, float] | None:
-    """What was measured of the next longer bucket; None: nothing."""
+def _next_longer(known: dict[int, _Seen | None], edge: int) -> _Seen | None:
+    """As much as was measured of the next longer bucket; None: nothing was."""
     longer = [other for other, seen in known.items() if other >= edge and seen is not None]
-    return known[min(longer)] if longer else None
+    found = known[min(longer)] if longer else None
+    return None if found is None else _Seen(found.mean_s, found.deviation_s)

@@ -7,24 +7,24 @@ whom, and what they may cost is not the question. Sources: Dean and Barroso, The
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import abstractmethod
 
 from routers.api.settings import HedgeParameters
 from routers.estimates.ratio_histogram import RatioHistogram
 
 
-class HedgeDelay(Protocol):
+class HedgeDelay:
+    """After how long is a copy due?"""
+
+    @abstractmethod
     def delay_s(self, predicted_s: float, ratios: RatioHistogram | None) -> float | None:
         """Seconds after which a copy is due, from when the batch was expected to start, or from
         when an engine got the prompt; None: never, as far as is known now. `predicted_s`: of this
         batch, or to this first token; `ratios`: measured over predicted seconds of its bucket in
         its group, None: none was measured."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class QuantileDelay:
+class QuantileDelay(HedgeDelay):
     """Once it is slower than most of its bucket lately were: at a quantile of measured over
     predicted seconds in its bucket and group, times its own prediction.
 
@@ -33,9 +33,8 @@ class QuantileDelay:
     delay, whatever was measured or predicted.
     """
 
-    quantile: float
-    min_samples: int
-    fixed_s: float | None
+    def __init__(self, quantile: float, min_samples: int, fixed_s: float | None) -> None:
+        self.quantile, self.min_samples, self.fixed_s = quantile, min_samples, fixed_s
 
     @classmethod
     def of(cls, settings: HedgeParameters) -> QuantileDelay:
@@ -49,8 +48,7 @@ class QuantileDelay:
         return ratios.quantile(self.quantile) * predicted_s
 
 
-@dataclass(frozen=True, slots=True)
-class MultipleDelay:
+class MultipleDelay(HedgeDelay):
     """Once so many times what was predicted has passed.
 
     Nothing is learnt, so it hedges from the first batch on, and says the same of every bucket.
@@ -59,7 +57,8 @@ class MultipleDelay:
     backup tasks (OSDI'04), with the prediction for the median.
     """
 
-    multiple: float
+    def __init__(self, multiple: float) -> None:
+        self.multiple = multiple
 
     @classmethod
     def of(cls, settings: HedgeParameters) -> MultipleDelay:

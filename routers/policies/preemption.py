@@ -13,6 +13,7 @@ over too long is never taken back, and no batch is while such a one is due.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -32,27 +33,27 @@ class BegunStreams(Protocol):
         ...
 
 
-class Preemption(Protocol):
+class Preemption:
     """What gives way to a row of the priority `urgent` that waits on time?"""
 
-    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
-        """Whether the least urgent batch that a full replica would return does. `least`: its
-        standing (late, priority); the higher, the less urgent."""
-        ...
+    @abstractmethod
+    def gives_back(self, late: int, priority: int, urgent: int) -> bool:
+        """Whether the least urgent batch that a full replica would return does, which stands in the
+        lane `late`, `priority`."""
 
+    @abstractmethod
     def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
         """The stream lease that is stopped, so that its row waits again; None: none is."""
-        ...
 
 
-class LeastUrgent:
+class LeastUrgent(Preemption):
     """The least urgent work that may, where it is less urgent. Late batches are less urgent than
     any on time. Of streams of the least urgent priority that runs, the one that began last gives
     way: it loses least. Optimises the wait of the most urgent rows. vLLM stops sequences in the
     same order."""
 
-    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
-        return least > (0, urgent)
+    def gives_back(self, late: int, priority: int, urgent: int) -> bool:
+        return late > 0 or priority > urgent
 
     def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
         least = max(begun.priorities(), default=0)
@@ -73,10 +74,10 @@ class LeastWorkLost(LeastUrgent):
         return latest
 
 
-class Never:
+class Never(Preemption):
     """Nothing that was sent: priorities hold in the queue alone."""
 
-    def gives_back(self, least: tuple[int, int], urgent: int) -> bool:
+    def gives_back(self, late: int, priority: int, urgent: int) -> bool:
         return False
 
     def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:

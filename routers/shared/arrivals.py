@@ -14,8 +14,6 @@ Costs are predicted seconds on the reference group. `RequestTable` owns the one 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from routers.api.requests import Reason, Request
 from routers.api.settings import DispatcherSettings
 from routers.estimates.batch_size import Gaps
@@ -37,7 +35,7 @@ class Arrivals:
     ) -> None:
         self.edges = EdgeSolver(settings, EDGES[settings.policies.edges]())
         self.gaps: dict[int, Gaps] = {}  # between arrivals of a bucket, by its edge
-        self._settings = settings
+        self._pads, self._priorities = settings.pads, settings.priorities
         self._waiting = waiting
         self._groups = groups
         self.offered = OfferedWork()
@@ -46,15 +44,13 @@ class Arrivals:
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; the lengths seen are kept as far as the edges stay."""
-        self._settings = settings
+        self._pads, self._priorities = settings.pads, settings.priorities
         self.edges.adopt(settings, EDGES[settings.policies.edges]())
 
     def follow(self, lengths: tuple[int, ...], now: float) -> None:
-        """Count the lengths. If new edges are due and pay, adopt them; they are solved with the
-        costs of the group that does most of the work."""
+        """Count the lengths, where edges adapt. If new edges are due and pay, adopt them; they are
+        solved with the costs of the group that does most of the work."""
         solver, waiting = self.edges, self._waiting
-        if not solver.watches:
-            return
         longest = waiting.edges[-1]
         for length in lengths:
             if length <= longest:
@@ -95,7 +91,10 @@ class Arrivals:
 
     def price_s(self, tracked: TrackedRequest) -> float:
         """Predicted seconds of what the request asks for."""
-        return self._work_s(tracked.request.lengths)
+        lengths = tracked.request.lengths
+        if len(lengths) > 1:
+            return self._work_s(lengths)
+        return self._part_s(lengths[0], tracked.edge)
 
     def offers(self, request: Request, tracked: TrackedRequest) -> None:
         """Count the work of a request that is within all bounds. One that another model turned away
@@ -149,19 +148,19 @@ class Arrivals:
 
     def _work_s(self, lengths: tuple[int, ...]) -> float:
         """Predicted seconds of these rows, each as its part of a full batch."""
-        edges, sizes = self._waiting.edges, self._groups.reference.sizes
-        work_s, pads = 0.0, self._settings.pads
+        work_s = 0.0
         for length in lengths:
-            edge = edges[bisect_left(edges, length)]
-            row_s = sizes.row_s(edge)
-            work_s += row_s if pads else row_s * length / edge
+            work_s += self._part_s(length, self.edge_of(length))
         return work_s
+
+    def _part_s(self, length: int, edge: int) -> float:
+        """Predicted seconds of a row of this bucket, as its part of a full batch."""
+        row_s = self._groups.reference.sizes.row_s(edge)
+        return row_s if self._pads else row_s * length / edge
 
     def flow(self, request: Request) -> Flow:
         """The account that the request is charged to."""
-        priority, priorities = request.priority, self._settings.priorities
-        if not 0 <= priority < priorities:
-            priority = 0 if priority < 0 else priorities - 1
+        priority = min(max(request.priority, 0), self._priorities - 1)
         return self._waiting.flows.of(request.tenant, priority, request.weight)
 
     def add_rows(self, tracked: TrackedRequest) -> None:
@@ -193,10 +192,12 @@ class Arrivals:
         return Row(tracked, index, length, self._rows_seen, edge, self._cost_s(length, edge))
 
     def edge_of(self, length: int) -> int:
-        """Of the bucket for this length."""
-        edges = self._waiting.edges
-        return edges[bisect_left(edges, length)]
+        """Of the bucket for this length, which is at most the last edge."""
+        for edge in self._waiting.edges:
+            if length <= edge:
+                return edge
+        raise IndexError(length)
 
     def _cost_s(self, length: int, edge: int) -> float:
         cost_s = self._groups.reference.cost.unit_s(edge)
-        return cost_s if self._settings.pads else cost_s * length / edge
+        return cost_s if self._pads else cost_s * length / edge

@@ -9,7 +9,7 @@ but still hears of served work, so that it is up to date when it is turned on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from routers.api.requests import FlowKey, FlowWork, Reason
@@ -84,7 +84,7 @@ class Controllers:
         for each in self._hear_waits:
             each.waited(tracked, wait_s, now, taken=taken)
 
-    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
         """Flows were given device seconds; `late`: for late rows."""
         for each in self._hear_work:
             each.served(work, now, late=late)

@@ -107,7 +107,7 @@ class Endings(Generic[L]):
         for their flows, and what waits at them."""
         group, groups = replica.group, self._replicas.groups
         self._requests.served.learn(report, group.speed, now)
-        served_s = sum([seconds for _, _, seconds in report.served])
+        served_s = sum([seconds for _, _, seconds in report.served]) if report.served else 0.0
         if report.seen or report.served:
             groups.peers.report(
                 replica.spec.replica_id, served_s * group.speed, now, most=group.speed

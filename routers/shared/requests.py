@@ -138,12 +138,14 @@ class RequestTable:
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
         self.check(request)
-        self.arrivals.follow(request.lengths, now)
-        self.arrivals.offered.came += 1
+        arrivals = self.arrivals
+        if arrivals.edges.watches:
+            arrivals.follow(request.lengths, now)
+        arrivals.offered.came += 1
         refused = self._reject_early(request, now)
         if refused is None:
-            tracked = self.arrivals.track(request, now)
-            self.arrivals.offers(request, tracked)
+            tracked = arrivals.track(request, now)
+            arrivals.offers(request, tracked)
             refused = self.admission.judge(tracked, now)
             if refused is None:
                 refused = self._make_room(tracked, actions)
@@ -151,8 +153,8 @@ class RequestTable:
                 self._enqueue(tracked, now)
                 return True
         else:
-            self.arrivals.count_rejected(request, refused.reason)
-        self.arrivals.offered.refuse(refused.reason.value)
+            arrivals.count_rejected(request, refused.reason)
+        arrivals.offered.refuse(refused.reason.value)
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
@@ -439,7 +441,8 @@ class RequestTable:
         self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        self.settings = self.bounds.settings = settings
+        self.settings = settings
+        self.bounds.adopt(settings)
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
         self.groups.adopt(settings, self.waiting.edges)

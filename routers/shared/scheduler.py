@@ -56,8 +56,6 @@ _NOTES: Final = (
     CapacityExpected, RefusedUnread, ServedElsewhere, PeersServed, GatewayPlace, AdaptersHeld,
     BlocksHeld,
 )  # fmt: skip
-_FREQUENT: Final = (Closed, Tick, Opened, Progress)
-_MAX_URGENT: Final = (0, 0, inf)  # a greater rank is late, or of a less urgent priority than 0
 
 Q = TypeVar("Q", bound=RequestTable)
 S = TypeVar("S", bound=ReplicaSet[Any])
@@ -184,7 +182,7 @@ class Scheduler(Generic[Q, S, L]):
             self._advance_utilisation(now)
             self._requests.arrive(event.request, now, actions)
             return True
-        if not isinstance(event, _FREQUENT) and isinstance(event, _NOTES):
+        if not isinstance(event, (Closed, Tick, Opened, Progress)) and isinstance(event, _NOTES):
             self._note(event, now)
             return False
         if now >= wakeups.wakes_at or isinstance(event, Tick):
@@ -287,7 +285,7 @@ class Scheduler(Generic[Q, S, L]):
                 self._replicas.share(index, count, now)
 
     def _handle(self, event: Event, now: float, actions: list[Action]) -> None:
-        match event:
+        match event:  # the frequent ones first
             case Tick():
                 pass
             case Closed():
@@ -383,10 +381,11 @@ class Scheduler(Generic[Q, S, L]):
     def _passed_over(self, rank: tuple[int, int, float], replica: AnyReplica) -> bool:
         """Whether what goes to the replica leads although more urgent rows wait that it takes,
         because its priority had been passed over too long: then it is not given up for them."""
-        if rank <= _MAX_URGENT:
+        late, priority, _ = rank
+        if not late and not priority:
             return False
         urgent = self._requests.most_urgent(replica.group.lengths)
-        return urgent is not None and rank[:2] > (0, urgent)
+        return urgent is not None and (late > 0 or priority > urgent)
 
     def _sent(self, lease: L, edge: int, predicted_s: float) -> None:
         """Account for a lease that was sent for rows that waited, led by the bucket `edge`."""
@@ -396,9 +395,9 @@ class Scheduler(Generic[Q, S, L]):
         self._races.pay_or_earn(predicted_s, is_retry=lease.rows[0].isolated)
 
     def _remember_sessions(self, rows: list[Row], replica: AnyReplica) -> None:
-        sessions = [name for row in rows if (name := row.tracked.request.session)]
-        if sessions:
-            self._affinity.served(sessions, replica.spec.replica_id)
+        for row in rows:
+            if session := row.tracked.request.session:
+                self._affinity.served((session,), replica.spec.replica_id)
 
     def _begin_silence(self, replica: AnyReplica) -> None:
         """Give the replica, which has fallen silent, no new lease until it is heard from."""

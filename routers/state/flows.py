@@ -13,9 +13,8 @@ VTC (OSDI'24).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from routers.api.policies import Account, Order
 from routers.api.requests import FlowKey, FlowWork, Report
@@ -30,31 +29,48 @@ _PEERS_GONE_S: Final = 10.0
 _VIRTUAL_STALE_S: Final = 1.0
 
 
-@dataclass(slots=True, eq=False)
 class Flow:
     """The account of one tenant at one priority, and sums over its waiting rows."""
 
     tenant: str
     priority: int
-    weight: float = 1.0
+    key: FlowKey
+    weight: float
 
-    start: float = 0.0  # start tag of its next row
-    credit_s: float = 0.0  # what it may take before its tag grows
+    start: float  # start tag of its next row
+    credit_s: float  # what it may take before its tag grows
 
-    rows: int = 0  # on-time rows that wait
-    late_rows: int = 0  # late rows that wait
-    live: int = 0  # requests that wait or run
-    waiting_s: float = 0.0  # predicted seconds of its on-time rows that wait
-    served_s: float = 0.0  # measured device seconds that it was ever given here
-    peer_demand_s: float = 0.0  # predicted seconds that wait for it at other gateways
+    rows: int  # on-time rows that wait
+    late_rows: int  # late rows that wait
+    live: int  # requests that wait or run
+    waiting_s: float  # predicted seconds of its on-time rows that wait
+    served_s: float  # measured device seconds that it was ever given here
+    peer_demand_s: float  # predicted seconds that wait for it at other gateways
 
-    blind: bool = False  # it entered while the other gateways' virtual time was not known
-    claims: bool = False  # counted among the flows with on-time work waiting, here or elsewhere
-    asks: MeanWork = field(default_factory=MeanWork)  # what its requests take on average
-    key: FlowKey = field(init=False)
+    blind: bool  # it entered while the other gateways' virtual time was not known
+    claims: bool  # counted among the flows with on-time work waiting, here or elsewhere
+    asks: MeanWork  # what its requests take on average
+    # What controllers of admission that were asked about it know of it, so that they need not look
+    # for it: each believes only what it wrote itself.
+    limit: Any
+    forecasts: Any
+    watch: Any
 
-    def __post_init__(self) -> None:
-        self.key = self.priority, self.tenant
+    def __init__(
+        self,
+        tenant: str,
+        priority: int,
+        weight: float = 1.0,
+        start: float = 0.0,
+        credit_s: float = 0.0,
+    ) -> None:
+        self.tenant, self.priority, self.key = tenant, priority, (priority, tenant)
+        self.weight, self.start, self.credit_s = weight, start, credit_s
+        self.rows = self.late_rows = self.live = 0
+        self.waiting_s = self.served_s = self.peer_demand_s = 0.0
+        self.blind = self.claims = False
+        self.asks = MeanWork()
+        self.limit = self.forecasts = self.watch = None
 
     @property
     def active(self) -> bool:
@@ -92,13 +108,11 @@ class Charge:
         """The measured seconds as work (seconds of the reference group) of each flow, in the
         proportions in which the predicted work was charged; in equal parts if nothing was
         predicted."""
-        whole, even = self.predicted_s, self.speed / max(1, len(self.charges))
-        return tuple(
-            [
-                (priority, tenant, service_s * (seconds / whole if whole > 0.0 else even))
-                for priority, tenant, seconds in self.charges
-            ]
-        )
+        whole, even, split = self.predicted_s, self.speed / max(1, len(self.charges)), []
+        for priority, tenant, seconds in self.charges:
+            share = seconds / whole if whole > 0.0 else even
+            split.append((priority, tenant, service_s * share))
+        return tuple(split)
 
 
 class Flows:
@@ -155,7 +169,8 @@ class Flows:
         Work that comes back unstarted, or turns late, does not enter."""
         self._lift(flow)
         flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
-        self._forget_stale_demand(now)
+        if self._peer_demand_at:
+            self._forget_stale_demand(now)
 
     def count(self, flow: Flow) -> None:
         """To be called when its on-time work has begun or ceased to wait, here or elsewhere."""
@@ -189,14 +204,13 @@ class Flows:
         self._next_steps[priority] = seconds / max(competing_weight, flow.weight)
 
     def settle(
-        self, charges: Iterable[FlowWork], served: Iterable[FlowWork], *, epoch: int
+        self, charges: tuple[FlowWork, ...], served: tuple[FlowWork, ...], *, epoch: int
     ) -> None:
         """A batch was served: replace the seconds charged by those served, flow by flow. `epoch` is
         that of the charge."""
         settles = self.order.settles and epoch == self.epoch
-        by_key = self.by_key
-        for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
-            flow = by_key.get((priority, tenant))
+        for at, (priority, tenant, charged_s) in enumerate(charges):
+            flow, served_s = self.by_key.get((priority, tenant)), served[at][2]
             if flow is not None:
                 if settles:
                     self.charge(flow, served_s - charged_s)
@@ -217,9 +231,10 @@ class Flows:
     def learn(self, report: Report, now: float) -> None:
         """Take in what a report says of other gateways: their virtual times, what they were served,
         what waits there."""
-        for priority, virtual in enumerate(report.virtual_time[: len(self.virtual)]):
-            if virtual > self.virtual[priority]:
-                self.virtual[priority] = virtual
+        if report.virtual_time:
+            for priority, virtual in enumerate(report.virtual_time[: len(self.virtual)]):
+                if virtual > self.virtual[priority]:
+                    self.virtual[priority] = virtual
         for priority, tenant, seconds in report.served:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
@@ -232,7 +247,8 @@ class Flows:
                 self._peer_demand_at[flow] = now
                 flow.peer_demand_s = seconds
                 self.count(flow)
-        self._forget_stale_demand(now)
+        if self._peer_demand_at:
+            self._forget_stale_demand(now)
         if report.served or report.waiting or report.inflight > report.held:
             self._peers_seen_at = now
         self.alone = now - self._peers_seen_at > _PEERS_GONE_S

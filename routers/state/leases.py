@@ -107,11 +107,12 @@ def win(
     Returns the members that were answered, which now stand in no lease, and the failed members that
     stand in no other lease. A failed member that another replica runs too is left to that lease.
     """
-    failed_rows = {lease.rows[at] for at in failed}
-    answered, stranded = [], []
+    failed_rows = {lease.rows[at] for at in failed} if failed else None
+    answered: list[Row] = []
+    stranded: list[Row] = []
     for row in lease.members():
         other = row.copy if row.lease is lease else row.lease
-        if row in failed_rows:
+        if failed_rows is not None and row in failed_rows:
             row.lease, row.copy = other, None
             if other is None:
                 stranded.append(row)
@@ -155,9 +156,13 @@ def withdraw(lease: AnyLease, rows: list[Row], actions: list[Action]) -> None:
 def late_rows(lease: AnyLease, failed: Sequence[int]) -> list[Row]:
     """Rows that were moved away from this lease, did not fail in it, and have not been answered
     since."""
-    rows = [row for at, row in enumerate(lease.rows) if at not in failed]
-    moved = [row for row in rows if lease in row.moved_from]
-    return [row for row in moved if row.lease is not None or row.bucket is not None]
+    found: list[Row] = []
+    for at, row in enumerate(lease.rows):
+        if not row.moved_from or at in failed or lease not in row.moved_from:
+            continue
+        if row.lease is not None or row.bucket is not None:
+            found.append(row)
+    return found
 
 
 def start_first(lease: AnyLease, actions: list[Action]) -> None:

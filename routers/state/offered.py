@@ -25,11 +25,11 @@ _LOAD: Final = frozenset(
 _MEAN_GAIN: Final = 0.05  # of the moving average of a flow's requests
 
 
-@dataclass(slots=True)
 class MeanWork:
     """Mean work of one flow's requests, seconds (EWMA); 0.0 until one was seen."""
 
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
 
 _LENGTHS: Final = 64  # intervals of lengths, by powers of two: all lengths are below 2**64

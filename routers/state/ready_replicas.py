@@ -9,12 +9,13 @@ each kind and group.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf, log
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Entry
+from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Place
 
 _KINDS: Final = 5
 _TRIES: Final = 4  # replicas of one kind that are asked for one batch
@@ -23,48 +24,52 @@ _SPEED_BAND: Final = log(1.25)
 _IN_TURN: Final = 8  # of so many choices of an idle replica one is made in turn, whatever the order
 _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
+_Entry = tuple[float, float, int, Place]
+"""(first key, second key, number of the push, place): the earlier push is first among equals."""
+
 _T = TypeVar("_T")
 R = TypeVar("R", bound=AnyReplica)
 
 
-class Placement(Protocol):
-    """Which replica is asked first?"""
+class Placement:
+    """Which replica is asked first? A class and no protocol, whose methods cost more compiled."""
 
+    @abstractmethod
     def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
         """The kind of a healthy replica (not `SPARE`), and its two keys within that kind, lowest
         first. The first key of a `DUE` replica is a time, not before `now`; once that has passed,
         the replica is placed again. The others keep their place until something about them
         changes."""
-        ...
 
+    @abstractmethod
     def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         """Of the first replicas of all kinds, the one with the lowest score is asked. `batch_s`:
         predicted seconds of the next batch of its group."""
-        ...
 
     def answered(self, replica: AnyReplica, now: float) -> None:
         """The replica has answered a lease and reported what it holds: the one event that a
         placement learns from."""
-        ...
+        return
 
 
 class ReadyReplicas(Generic[R]):
-    """Replicas that may take a lease now. An entry is valid while it is the one that its replica
-    names."""
+    """Replicas that may take a lease now. An entry of a heap is valid while its place holds."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         # Kind `k` of the group with index `i` is at `i * _KINDS + k`, here and in entries.
-        self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]
+        self._heaps: list[list[_Entry]] = [[] for _ in range(_KINDS)]
         self._counts = [0] * _KINDS
         self._total = self._spare = 0
         self._pushed = 0
         # All replicas, where several gateways each have an order of their own; else none.
         self.in_turn: list[R] = []
         self._next_in_turn = self._idle_choices = 0
+        self._asked: list[_Entry] = []  # since `begin`
+        self._may_take_turns = False
 
     def __contains__(self, replica: AnyReplica) -> bool:
-        return replica.entry is not None
+        return replica.place is not None
 
     def count(self, *, spare: bool) -> int:
         """How many replicas are ready; `spare`: the unhealthy ones too."""
@@ -72,8 +77,8 @@ class ReadyReplicas(Generic[R]):
 
     def others_idle(self, replica: AnyReplica) -> bool:
         """Whether another ready replica of its group holds nothing."""
-        entry, idle = replica.entry, replica.group.index * _KINDS + IDLE
-        own = entry is not None and entry[3] == idle
+        place, idle = replica.place, replica.group.index * _KINDS + IDLE
+        own = place is not None and place.kind == idle
         return idle < len(self._counts) and self._counts[idle] > own
 
     def place(self, replica: AnyReplica, now: float) -> None:
@@ -83,31 +88,32 @@ class ReadyReplicas(Generic[R]):
         else:
             kind, first, second = self.placement.place(replica, now)
         kind += replica.group.index * _KINDS
-        entry = replica.entry
-        if entry is not None:
-            if entry[:2] == (first, second) and entry[3] == kind:
+        place = replica.place
+        if place is not None:
+            if place.first == first and place.second == second and place.kind == kind:
                 return
-            self._uncount(entry)
+            self._uncount(place)
         while len(self._counts) <= kind:
             self._counts += [0] * _KINDS
             self._heaps += [[] for _ in range(_KINDS)]
         self._pushed += 1
-        replica.entry = entry = (first, second, self._pushed, kind, replica)
+        replica.place = place = Place(replica, kind, first, second)
         self._counts[kind] += 1
         self._total += 1
         self._spare += kind % _KINDS == SPARE
-        self._push(entry)
+        self._push((first, second, self._pushed, place))
 
     def drop(self, replica: AnyReplica) -> None:
         """It may take no lease now."""
-        if replica.entry is not None:
-            self._uncount(replica.entry)
-            replica.entry = None
+        if replica.place is not None:
+            self._uncount(replica.place)
+            replica.place = None
 
-    def _uncount(self, entry: Entry) -> None:
-        self._counts[entry[3]] -= 1
+    def _uncount(self, place: Place) -> None:
+        place.holds = False
+        self._counts[place.kind] -= 1
         self._total -= 1
-        self._spare -= entry[3] % _KINDS == SPARE
+        self._spare -= place.kind % _KINDS == SPARE
 
     def first(
         self,
@@ -118,27 +124,47 @@ class ReadyReplicas(Generic[R]):
     ) -> _T | None:
         """Ask one replica after another, the best first, until one accepts. Returns its answer,
         None when none did. `spare`: ask the unhealthy ones too."""
-        tried: list[Entry] = []
-        tries = [_TRIES] * len(self._heaps)
-        if not spare:
-            tries[SPARE::_KINDS] = [0] * (len(tries) // _KINDS)
         answer = None
-        if self.in_turn and (entry := self._best(now, tries)) is not None:
-            answer = self._ask_in_turn(entry, accept)
-        while answer is None and (entry := self._best(now, tries)) is not None:
-            tries[entry[3]] -= 1
-            tried.append(heappop(self._heaps[entry[3]]))
-            answer = accept(entry[4])
-        for entry in tried:
-            if _is_valid(entry):
-                self._push(entry)
+        self.begin()
+        while answer is None and (replica := self.ask(now, spare=spare)) is not None:
+            answer = accept(replica)
+        self.end()
         return answer
 
-    def _ask_in_turn(self, best: Entry, accept: Callable[[R], _T | None]) -> _T | None:
+    # The same without a function to accept, which would cost more than to ask: `begin`, `ask` until
+    # a replica accepts or none is left, and `end`.
+
+    def begin(self) -> None:
+        """None has been asked yet."""
+        self._asked.clear()
+        self._may_take_turns = bool(self.in_turn)
+
+    def ask(self, now: float, *, spare: bool) -> R | None:
+        """The best replica that has not been asked; None: none is left."""
+        best = self._best(now, spare=spare)
+        if best is None:
+            return None
+        if self._may_take_turns:
+            self._may_take_turns = False
+            in_turn = self._in_turn(best)
+            if in_turn is not None:
+                return in_turn
+        self._asked.append(heappop(self._heaps[best.kind]))
+        found: R = best.replica
+        return found
+
+    def end(self) -> None:
+        """Those that were asked stand where they stood, if they still may take a lease."""
+        for entry in self._asked:
+            if entry[3].holds:
+                self._push(entry)
+        self._asked.clear()
+
+    def _in_turn(self, best: Place) -> R | None:
         """Where gateways have an order of replicas, a replica at its end would be used only in a
         burst, and nobody would know its speed. So for every `_IN_TURN`th choice of an idle replica
         all of them take turns."""
-        if best[3] % _KINDS != IDLE:
+        if best.kind % _KINDS != IDLE:
             return None
         self._idle_choices += 1
         if self._idle_choices < _IN_TURN:
@@ -146,55 +172,61 @@ class ReadyReplicas(Generic[R]):
         self._idle_choices = 0
         for _ in range(min(_IN_TURN, len(self.in_turn))):
             self._next_in_turn = (self._next_in_turn + 1) % len(self.in_turn)
-            entry = self.in_turn[self._next_in_turn].entry
-            if entry is not None and (entry[0], entry[3]) == (best[0], best[3]):
-                return accept(entry[4])
+            replica = self.in_turn[self._next_in_turn]
+            place: Place | None = replica.place
+            if place is not None and place.first == best.first and place.kind == best.kind:
+                return replica
         return None
 
-    def _best(self, now: float, tries: list[int]) -> Entry | None:
-        """The replica to ask next, of those kinds that have tries left."""
+    def _best(self, now: float, *, spare: bool) -> Place | None:
+        """The replica to ask next, of those kinds of which not `_TRIES` have been asked."""
+        counts, placement = self._counts, self.placement
         # First, since a `DUE` replica that is placed again may come to a kind looked at before.
-        for kind in range(DUE, len(self._counts), _KINDS):
-            if self._counts[kind]:
+        for kind in range(DUE, len(counts), _KINDS):
+            if counts[kind]:
                 self._top(kind, now)
         best, least = None, inf
-        for kind, left in enumerate(tries):
-            if left and self._counts[kind]:
-                entry = self._top(kind, now)
-                if entry is not None and (group := entry[4].group).is_open:
-                    score = self.placement.score(entry[4], now, group.next_s)
-                    if score < least:
-                        best, least = entry, score
+        for kind in range(len(counts)):
+            if not counts[kind] or (not spare and kind % _KINDS == SPARE):
+                continue
+            if self._asked and self._tries(kind) >= _TRIES:
+                continue
+            place = self._top(kind, now)
+            if place is None:
+                continue
+            replica: AnyReplica = place.replica
+            group = replica.group
+            if group.is_open:
+                score = placement.score(replica, now, group.next_s)
+                if score < least:
+                    best, least = place, score
         return best
 
-    def _top(self, kind: int, now: float) -> Entry | None:
-        """The first valid entry of a kind; `DUE` ones whose time has passed are placed again."""
+    def _tries(self, kind: int) -> int:
+        """How many of this kind have been asked."""
+        return len([entry for entry in self._asked if entry[3].kind == kind])
+
+    def _top(self, kind: int, now: float) -> Place | None:
+        """The first place of a kind; `DUE` ones whose time has passed are placed again."""
         heap = self._heaps[kind]
         while heap:
-            entry = heap[0]
-            replica = entry[4]
-            if not _is_valid(entry):
+            place = heap[0][3]
+            if not place.holds:
                 heappop(heap)
-            elif entry[0] < now and kind % _KINDS == DUE:
+            elif place.first < now and kind % _KINDS == DUE:
                 heappop(heap)
-                self.place(replica, now)
+                self.place(place.replica, now)
             else:
-                return entry
+                return place
         return None
 
-    def _push(self, entry: Entry) -> None:
-        kind = entry[3]
+    def _push(self, entry: _Entry) -> None:
+        kind = entry[3].kind
         heap = self._heaps[kind]
         heappush(heap, entry)
         if len(heap) > 2 * self._counts[kind] + _SLACK:
-            heap[:] = [each for each in heap if _is_valid(each)]
+            heap[:] = [each for each in heap if each[3].holds]
             heapify(heap)
-
-
-def _is_valid(entry: Entry) -> bool:
-    """Whether this is the last entry that was made for its replica."""
-    valid = entry[4].entry
-    return valid is not None and valid[2] == entry[2]
 
 
 def leases_in_flight(replica: AnyReplica, now: float) -> float:

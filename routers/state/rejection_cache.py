@@ -93,8 +93,9 @@ class RejectionCache:
 
     def clear(self) -> None:
         """Forget everything: a batch has ended, or settings have changed."""
-        self.kept.clear()
-        self._foreseen.clear()
+        if self.kept or self._foreseen:
+            self.kept.clear()
+            self._foreseen.clear()
 
 
 def _valid(kept: _Kept, flow: FlowKey, edge: int, at: int, now: float) -> CachedRejection | None:

@@ -42,9 +42,20 @@ OVERRUN: Final = 2
 BUSY: Final = 3
 SPARE: Final = 4
 
-Entry = tuple[float, float, int, int, Any]
-"""(first key, second key, number of the push, kind, replica): an entry of `ready_replicas`. Within
-a kind the lowest keys come first, the earlier push among equals."""
+
+class Place:
+    """A replica's place among the ready ones: its kind, and its keys within that kind, the lowest
+    first. `holds`: it has no other place since, and may still take a lease."""
+
+    replica: Any
+    kind: int
+    first: float
+    second: float
+    holds: bool
+
+    def __init__(self, replica: Any, kind: int, first: float, second: float) -> None:
+        self.replica, self.kind, self.first, self.second = replica, kind, first, second
+        self.holds = True
 
 
 L = TypeVar("L", bound="Lease[Any]")
@@ -73,8 +84,7 @@ class ReplicaState(Generic[L]):
         self.unhealthy = False  # it had reasons when `ReplicaSet` last counted
         self.heard_at = -inf  # when it last said anything
         self.blocked_until = 0.0  # no new lease before, after a busy answer or a loss
-        # When it may next take a lease, where only time is lacking.
-        self.wake_at: float | None = None
+        self.wake_at = inf  # when it may next take a lease, where only time is lacking
 
         self.last_used = 0  # id of the last lease that it was sent
         self.answers = 0  # leases that it has answered
@@ -84,7 +94,7 @@ class ReplicaState(Generic[L]):
         self.drift = 0  # leases accounted for less leases held
 
         self.foreign = Foreign()
-        self.entry: Entry | None = None  # its place among the ready replicas
+        self.place: Place | None = None  # among the ready replicas; None: it is not ready
         # Its place among the idle replicas of its group, where several gateways each have an order
         # of their own; None: idle replicas take turns.
         self.preference: int | None = None
@@ -100,8 +110,8 @@ class ReplicaState(Generic[L]):
         """Whether a probe may be sent now, as far as what it holds is concerned."""
 
     @abstractmethod
-    def due_at(self) -> float | None:
-        """When its next lease is due; None while that is no matter of time."""
+    def due_at(self) -> float:
+        """When its next lease is due; inf while that is no matter of time."""
 
     @abstractmethod
     def busy_share(self) -> float:

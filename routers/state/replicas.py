@@ -161,13 +161,17 @@ class ReplicaSet(Generic[R]):
             self.busy += load - replica.load
             replica.load = load
         self.follow(replica)
-        due_at = None if replica.draining or replica.reasons & SILENT else replica.due_at()
-        if due_at is None or due_at > now:
+        self._place(replica, now)
+
+    def _place(self, replica: R, now: float) -> None:
+        """Find its place among the ready ones, or when it will have one."""
+        due_at = inf if replica.draining or replica.reasons & SILENT else replica.due_at()
+        if due_at > now:
             self.ready.drop(replica)
         else:
             self.ready.place(replica, now)
-            due_at = None
-        if due_at is not None and due_at != replica.wake_at:
+            due_at = inf
+        if due_at < inf and due_at != replica.wake_at:
             self._pushed += 1
             heappush(self.timers, (due_at, self._pushed, replica))
         replica.wake_at = due_at
@@ -178,7 +182,7 @@ class ReplicaSet(Generic[R]):
         while timers and timers[0][0] <= now:
             at, _, replica = heappop(timers)
             if replica.wake_at == at:
-                self.refresh(replica, now)
+                self._place(replica, now)
         if len(timers) > 2 * len(self.by_id) + _SLACK:
             timers[:] = [entry for entry in timers if entry[2].wake_at == entry[0]]
             heapify(timers)
@@ -264,7 +268,7 @@ class ReplicaSet(Generic[R]):
         return self.groups.longest_beside(replica.group, well=not replica.unhealthy)
 
     def _drop(self, replica: R) -> None:
-        replica.wake_at = None
+        replica.wake_at = inf
         self.ejected -= replica.reasons & EJECTED > 0
         self.follow(replica)
         self.ready.drop(replica)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from routers.state.rows import TrackedRequest
 
@@ -29,19 +29,15 @@ class Timers:
 
     def due(self, now: float) -> TrackedRequest | None:
         """Take out a live request whose time has come; None if there is none."""
-        heap = self.heap
-        while heap and heap[0][0] <= now:
-            tracked = heappop(heap)[2]
-            if tracked.open:
-                return tracked
-        return None
+        return heappop(self.heap)[2] if self.next_at() <= now else None
 
     def next_at(self) -> float:
         """When the first entry is due; inf: never."""
         heap = self.heap
         while heap:
-            if heap[0][2].open:
-                return heap[0][0]
+            at, _, tracked = heap[0]
+            if tracked.open:
+                return at
             heappop(heap)
         return inf
 
@@ -57,58 +53,80 @@ class Timers:
 T = TypeVar("T", bound=Hashable)
 
 
+class _Check:
+    """One look at an item. `holds`: it was neither made nor replaced nor dropped."""
+
+    what: Any
+    at: float
+    holds: bool
+
+    def __init__(self, what: Any, at: float) -> None:
+        self.what, self.at, self.holds = what, at, True
+
+
 class CheckTimes(Generic[T]):
     """One time for each item. Of items due at the same time, the one with the lowest `order` is
     first; without an order, the one asked for first."""
 
     def __init__(self) -> None:
-        self._at: dict[T, float] = {}
-        self._heap: list[tuple[float, int, T]] = []
-        self._last_order = 0
+        self._checks: dict[T, _Check] = {}
+        self._heap: list[tuple[float, int, int, _Check]] = []
+        self._pushed = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def at(self, what: T) -> float:
         """When the item is to be looked at; inf: never."""
-        return self._at.get(what, inf)
+        check = self._checks.get(what)
+        return inf if check is None else check.at
 
-    def look_at(self, what: T, at: float, order: int | None = None) -> None:
-        """Look at the item at this time instead of any time asked for before; inf: never."""
+    def look_at(self, what: T, at: float, order: int = 0) -> None:
+        """Look at the item at this time instead of any time asked for before; inf: never. `order`:
+        0: none."""
+        known = self._checks.get(what)
+        if known is not None:
+            if known.at == at:
+                return
+            known.holds = False
         if at == inf:
-            self.drop(what)
+            if known is not None:
+                del self._checks[what]
             return
-        self._at[what] = at
-        if order is None:
-            self._last_order = order = self._last_order + 1
+        check = self._checks[what] = _Check(what, at)
+        self._pushed += 1
         heap = self._heap
-        heappush(heap, (at, order, what))
-        if len(heap) > 2 * len(self._at) + _SLACK:
-            heap[:] = [entry for entry in heap if self._at.get(entry[2]) == entry[0]]
+        heappush(heap, (at, order, self._pushed, check))
+        if len(heap) > 2 * len(self._checks) + _SLACK:
+            heap[:] = [entry for entry in heap if entry[3].holds]
             heapify(heap)
 
     def drop(self, what: T) -> None:
         """Do not look at the item."""
-        self._at.pop(what, None)
+        check = self._checks.pop(what, None)
+        if check is not None:
+            check.holds = False
 
     def due(self, now: float) -> tuple[T, float] | None:
         """An item that is due, and the time it was due at; None if none is. An item is returned
         once for each time that was asked for."""
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            at, _, what = heappop(heap)
-            if self._at.get(what) == at:
-                del self._at[what]
-                return what, at
-        return None
+        if self.next_at() > now:
+            return None
+        check = heappop(self._heap)[3]
+        what: T = check.what
+        del self._checks[what]
+        return what, check.at
 
     def first(self) -> T | None:
         """The item that is due first; None if there is none."""
-        return self._heap[0][2] if self.next_at() < inf else None
+        return self._heap[0][3].what if self.next_at() < inf else None
 
     def next_at(self) -> float:
         """When the first item is due; inf: never."""
         heap = self._heap
-        while heap and self._at.get(heap[0][2]) != heap[0][0]:
+        while heap:
+            check = heap[0][3]
+            if check.holds:
+                return check.at
             heappop(heap)
-        return heap[0][0] if heap else inf
+        return inf

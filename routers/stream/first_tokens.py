@@ -240,12 +240,12 @@ class FirstTokens:
         self._races.budget.pay(paid_s)
         self._silence.watch(replica, now)
         self._replicas.refresh(replica, now)
-        actions.append(
-            Dispatch(
-                copy.lease_id, copy.replica_id, row_ids(copy.rows), copy.edge, copy.predicted_s,
-                copy.rank, copy_of=lease.lease_id,
-            )
+        dispatch = Dispatch(
+            copy.lease_id, copy.replica_id, row_ids(copy.rows), copy.edge, copy.predicted_s,
+            copy.rank,
         )  # fmt: skip
+        dispatch.copy_of = lease.lease_id
+        actions.append(dispatch)
         return copy
 
     # -- which lease wins

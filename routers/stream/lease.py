@@ -78,9 +78,9 @@ class StreamReplica(ReplicaState["StreamLease"]):
         """It goes on with what it holds."""
         return True
 
-    def due_at(self) -> float | None:
+    def due_at(self) -> float:
         if not self.has_room() or (self.leases and len(self.leases) + 1 > self.group.max_streams):
-            return None
+            return inf
         return self.blocked_until
 
     def busy_share(self) -> float:

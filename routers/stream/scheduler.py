@@ -115,7 +115,8 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
             self._fill(now, actions)
 
         # When to be called again, and until when an arrival changes nothing but the queue.
-        check_at = min(requests.timers.next_at(), silence.next_at(), races.schedule.next_check_at())
+        check_at = min(silence.next_at(), races.schedule.next_check_at())
+        check_at = min(requests.timers.next_at(), check_at)
         candidates = bool(races.schedule.candidates)
         quiet = not (replicas.has_ready or candidates or self._preempts)
         self._wakeups.plan(requests.most_urgent(), check_at, replicas.next_at(), quiet=quiet)
@@ -213,11 +214,11 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
             self._first_tokens.watch(lease)
         replicas.refresh(replica, now)
         self._remember_sessions(lease.rows, replica)
-        dispatch = IsolatedDispatch if row.isolated else Dispatch
-        actions.append(
-            dispatch(
-                lease.lease_id, replica.spec.replica_id, row_ids(lease.rows), row.edge,
-                charge.predicted_s, charge.rank, charge.charges, requests.waiting.work(),
-            )
+        make = IsolatedDispatch if row.isolated else Dispatch
+        dispatch = make(
+            lease.lease_id, replica.spec.replica_id, row_ids(lease.rows), row.edge,
+            charge.predicted_s, charge.rank,
         )  # fmt: skip
+        dispatch.charges, dispatch.waiting = charge.charges, requests.waiting.work()
+        actions.append(dispatch)
         return lease

@@ -11,6 +11,7 @@ import lzma
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,16 @@ from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from routers.api import actions, events
 from routers.api.actions import Action
 from routers.api.events import Event
+from routers.api.requests import (
+    Generation,
+    LeaseEnd,
+    Reason,
+    Replica,
+    ReplicaKind,
+    Report,
+    Request,
+    Tokens,
+)
 from routers.api.settings import DispatcherSettings
 from routers.schedulers import AnyScheduler, scheduler_of
 from routers.shared.scheduler import Scheduler
@@ -41,13 +52,19 @@ SECONDS = {
 }
 """Scenario, one that is shipped or one beside this file → how long, and how long its warm-up is."""
 
+_RECORDS: dict[str, Any] = {
+    "request": Request, "generation": Generation, "report": Report, "replicas": Replica,
+    "tokens": Tokens, "given": Tokens,
+}  # fmt: skip
+_ENUMS: dict[str, Any] = {"end": LeaseEnd, "reason": Reason, "kind": ReplicaKind}
+
 
 def record() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in FOLDER.glob("*"):
         old.unlink()
     with ProcessPoolExecutor() as pool:
-        return sum(pool.map(_record, SECONDS))
+        return sum(pool.map(_record_scenario, SECONDS))
 
 
 def replay() -> tuple[int, list[str]]:
@@ -61,7 +78,7 @@ def logs() -> list[Path]:
     return sorted(FOLDER.glob("*.xz"))
 
 
-def _record(name: str) -> int:
+def _record_scenario(name: str) -> int:
     seconds, warmup = SECONDS[name]
     changes = (f"duration_s={seconds}", f"warmup_s={warmup}")
     own = HERE / f"{name}.yaml"
@@ -120,5 +137,27 @@ def _tagged(told: Event | Action) -> list[Any]:
 
 def _untagged(tagged: list[Any], module: ModuleType) -> Any:
     """An event or action; a field that is younger than the log has its default."""
-    name, fields = tagged
-    return msgspec.convert(fields, getattr(module, name))
+    name, known = tagged
+    return _record(getattr(module, name), known)
+
+
+def _record(kind: Any, known: dict[str, Any]) -> Any:
+    """A record of this kind, without fields that it no longer has. Not by its annotations:
+    compiled, they do not say what tuples hold."""
+    names = {each.name for each in fields(kind)}
+    values = {name: _value(name, value) for name, value in known.items() if name in names}
+    required = [each.name for each in fields(kind) if each.default is each.default_factory]
+    made = kind(**{name: values.pop(name) for name in required})
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple([_value(name, each) for each in value])
+    if name == "settings":
+        return msgspec.convert(value, DispatcherSettings)
+    if isinstance(value, dict):
+        return _record(_RECORDS[name], value)
+    return _ENUMS[name](value) if name in _ENUMS else value

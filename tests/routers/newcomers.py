@@ -37,7 +37,8 @@ def came(
     """A request of one row; `inflight`: of its flow, in the core."""
     priority, tenant = flow
     request = Request(1, (edge,), now, now + 9.0, now + 9.0, tenant, priority, weight=weight)
-    its_flow = Flow(tenant, priority, weight, live=inflight)
+    its_flow = Flow(tenant, priority, weight)
+    its_flow.live = inflight
     tracked = TrackedRequest(request, its_flow, now, now + slack_s, edge, cost_s)
     tracked.forecast_s = forecast_s
     return tracked

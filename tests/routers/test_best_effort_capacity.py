@@ -14,7 +14,7 @@ def refuses(room, late_s, now=0.0, *, is_new=True):
 
 
 def worked(room, seconds, now, *, late=False):
-    room.served([(0, "a", seconds / 4), (0, "b", seconds * 3 / 4)], now, late=late)
+    room.served(((0, "a", seconds / 4), (0, "b", seconds * 3 / 4)), now, late=late)
 
 
 def busy(room, share, until, since=0.0, batch_s=0.02):

@@ -63,7 +63,7 @@ def test_every_flow_shows_what_it_is_held_by():
 
 def test_settings_reach_all_and_what_was_learnt_stays():
     controllers = Controllers(SETTINGS)
-    controllers.served([(*A, 1.0)], 0.0, late=False)
+    controllers.served(((*A, 1.0),), 0.0, late=False)
     before = states(controllers)["best_effort_capacity"].value
     off = AdmissionParameters(
         Mode.OFF, codel=CodelParameters(Mode.OFF), limit=LimitParameters(Mode.OFF, fixed=9)
@@ -124,7 +124,7 @@ def test_they_are_asked_in_the_order_in_which_they_are_named():
 
 def test_of_those_that_are_named_before_and_after_what_was_learnt_stays():
     controllers = Controllers(SETTINGS)
-    controllers.served([(*A, 1.0)], 0.0, late=False)
+    controllers.served(((*A, 1.0),), 0.0, late=False)
     before = states(controllers)["best_effort_capacity"].value
     controllers.tune(named("best_effort_capacity"))
     assert states(controllers)["best_effort_capacity"].value == before < 1.0
@@ -140,5 +140,5 @@ def test_one_that_is_off_is_not_asked_and_hears_of_what_is_served():
     assert not controllers.refuse_late(LateWork(9.0, 1.0, 1, True), 0.0)
     controllers.waited(came(A, forecast_s=0.1), 0.5, taken=True)
     assert states(controllers)["feasibility"].by_flow == ()
-    controllers.served([(*A, 1.0)], 0.0, late=False)
+    controllers.served(((*A, 1.0),), 0.0, late=False)
     assert [flow[:2] for flow in states(controllers)["feasibility"].by_flow] == [A]

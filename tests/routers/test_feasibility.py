@@ -130,7 +130,7 @@ def serve(feasibility, shares, seconds=3.0, batch_s=0.02):
     while now < seconds:
         now += batch_s
         for flow, share in shares.items():
-            feasibility.served([(*flow, share * batch_s)], now, late=False)
+            feasibility.served(((*flow, share * batch_s),), now, late=False)
     return now
 
 
@@ -254,7 +254,7 @@ def test_frozen_state_stays_and_judges_on():
     now = serve(feasibility, {A: 0.6, B: 0.4})
     tuned(feasibility, frozen=True)
     before = list(feasibility.flows(now))
-    feasibility.served([(*A, 5.0)], now, late=False)
+    feasibility.served(((*A, 5.0),), now, late=False)
     leaves(feasibility, claim(ahead_s=0.05), 9.0, now)
     assert list(feasibility.flows(now + 100.0)) == before
     assert late(feasibility, claim(ahead_s=1.0), now=now + 100.0)
@@ -293,8 +293,8 @@ def test_every_gateway_draws_the_line_at_the_same_work(gateways):
 
 def test_batch_of_two_flows_counts_for_each_and_for_their_priority_once():
     together, apart = Feasibility(), Feasibility()
-    together.served([(*A, 0.3), (*B, 0.1)], 1.0, late=False)
+    together.served(((*A, 0.3), (*B, 0.1)), 1.0, late=False)
     for flow, seconds in ((A, 0.3), (B, 0.1)):
-        apart.served([(*flow, seconds)], 1.0, late=True)
+        apart.served(((*flow, seconds),), 1.0, late=True)
     for feasibility in (together, apart):
         assert [flow.given for flow in feasibility.flows(1.0)] == pytest.approx([0.6, 0.2])

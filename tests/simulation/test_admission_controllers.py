@@ -139,7 +139,7 @@ class Queue:
             self._leave(row, "answered", now)
         for key, rows in Counter(row.flow.key for row in batch).items():
             work = (*key, self._serving_s * rows / len(batch))
-            self.controllers.served([work], now, late=False)
+            self.controllers.served((work,), now, late=False)
         shown = {each.name: each for each in self.controllers.snapshot(1.0, now)}
         self.limits += [(now, limit) for *_, limit in shown["limit"].by_flow]
 

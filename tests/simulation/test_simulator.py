@@ -266,7 +266,9 @@ class Ties:
                 first = Dispatch(1, "a", rows, 32, 0.0)
                 return [first, WakeAt(1.0)]
             case Tick():
-                return [Dispatch(2, "b", ((1, 0),), 32, 0.0, copy_of=1, tied=True)]
+                copy = Dispatch(2, "b", ((1, 0),), 32, 0.0)
+                copy.copy_of, copy.tied = 1, True
+                return [copy]
             case Opened(lease_id):
                 self.opened.append((lease_id, now))
         return []

@@ -49,6 +49,16 @@ class _Four:
         self.tokens += times * x[2]
         self.square += times * x[3]
 
+    def less(self, times: float, other: _Four) -> _Four:
+        """These, less so many times the others."""
+        one, rows = self.one - times * other.one, self.rows - times * other.rows
+        tokens = self.tokens - times * other.tokens
+        return _Four(one, rows, tokens, self.square - times * other.square)
+
+    def negatives(self) -> int:
+        """How many are negative."""
+        return (self.one < 0.0) + (self.rows < 0.0) + (self.tokens < 0.0) + (self.square < 0.0)
+
     def listed(self) -> list[float]:
         return [self.one, self.rows, self.tokens, self.square]
 
@@ -104,16 +114,30 @@ class CostFit:
 
     def solve(self) -> None:
         """Compute the coefficients anew."""
-        mean = self._mean.listed()
-        negative = [k for k in range(4) if mean[k] < 0.0]
-        if negative:
+        found = self._mean if self._mean.negatives() != 1 else self._without_negative()
+        if found.negatives():
             cov = [each.listed() for each in (self._one, self._rows, self._tokens, self._square)]
-            without = _without(negative[0], mean, cov)[0] if len(negative) == 1 else []
-            if without and min(without) >= 0.0:
-                mean = without
-            else:
-                _, mean = min(_candidates(mean, cov, 0, 0.0), key=_price)
-        self.coefficients = (mean[0], mean[1], mean[2], mean[3])
+            _, best = min(_candidates(self._mean.listed(), cov, 0, 0.0), key=_price)
+            self.coefficients = (best[0], best[1], best[2], best[3])
+        else:
+            self.coefficients = (found.one, found.rows, found.tokens, found.square)
+
+    def _without_negative(self) -> _Four:
+        """The best coefficients once the one that is negative is known to be zero."""
+        mean = self._mean
+        if mean.one < 0.0:
+            found = mean.less(mean.one / self._one.one, self._one)
+            found.one = 0.0
+        elif mean.rows < 0.0:
+            found = mean.less(mean.rows / self._rows.rows, self._rows)
+            found.rows = 0.0
+        elif mean.tokens < 0.0:
+            found = mean.less(mean.tokens / self._tokens.tokens, self._tokens)
+            found.tokens = 0.0
+        else:
+            found = mean.less(mean.square / self._square.square, self._square)
+            found.square = 0.0
+        return found
 
 
 def _price(candidate: tuple[float, list[float]]) -> float:

@@ -11,6 +11,7 @@ predicted, and their quantiles.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 from math import exp, log
@@ -30,14 +31,13 @@ _MIN_NOISE: Final = 0.3  # log
 _MAX_NOISE: Final = 1.0  # log
 
 
-@dataclass(slots=True)
 class _Slowdown:
-    """One replica's slowdown, as a logarithm and as a factor."""
+    """One replica's slowdown, as a logarithm and as a factor. `older` and `old`: of the last two
+    batches, logarithms, with which the next is compared."""
 
-    log: float
-    factor: float
-    before: tuple[float, float]  # of the last two batches, log; the next is compared with them
-    gain: float = _FIRST_GAIN
+    def __init__(self, start: float) -> None:
+        self.log, self.factor = start, exp(start)
+        self.older, self.old, self.gain = start, start, _FIRST_GAIN
 
 
 class Slowdowns:
@@ -50,7 +50,7 @@ class Slowdowns:
 
     def of(self, replica_id: str) -> float:
         """The replica's factor; the pool's until it was measured."""
-        slowdown = self._slowdowns.get(replica_id)
+        slowdown = self._slowdowns.get(replica_id) if replica_id else None
         return self.pool if slowdown is None else slowdown.factor
 
     def to_pool(self, replica_id: str) -> float:
@@ -62,16 +62,16 @@ class Slowdowns:
         up to which it may be noise."""
         slowdown = self._slowdowns.get(replica_id)
         if slowdown is None:
-            start = self._pool_log
-            slowdown = self._slowdowns[replica_id] = _Slowdown(start, exp(start), (start, start))
-        level, (older, old) = slowdown.log, slowdown.before
+            slowdown = self._slowdowns[replica_id] = _Slowdown(self._pool_log)
+        level, older, old = slowdown.log, slowdown.older, slowdown.old
         middle = max(min(older, old), min(max(older, old), off))
         if abs(middle - level) > noise:
             level, slowdown.gain = middle, _FIRST_GAIN
         else:
             level += slowdown.gain * max(-noise, min(noise, off - level))
             slowdown.gain = max(_GAIN, slowdown.gain / (1.0 + slowdown.gain))
-        slowdown.log, slowdown.factor, slowdown.before = level, exp(level), (old, off)
+        slowdown.log, slowdown.factor = level, exp(level)
+        slowdown.older, slowdown.old = old, off
         step = max(-_ODD, min(_ODD, level - self._pool_log))
         self._pool_log += _POOL_GAIN / len(self._slowdowns) * step
         self.pool = exp(self._pool_log)
@@ -109,8 +109,9 @@ class Spread:
         self.median = 1.0
         self.p99 = 1.0
         self.noise = _MIN_NOISE
-        self._ring: deque[float] = deque(maxlen=_RING)
-        self._ordered: list[float] = [1.0]
+        self._ring: deque[float] = deque()  # in the order in which they came
+        self._sorted: list[float] = []  # the same, ascending
+        self._ordered: list[float] = [1.0]  # as last found
         self._seen = 0
 
     def quantile(self, quantile: float) -> float:
@@ -123,10 +124,13 @@ class Spread:
         """A batch took `quotient` times its prediction."""
         if not 1.0 / HICCUP <= quotient <= HICCUP:
             return
+        if len(self._ring) == _RING:
+            del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
         self._ring.append(quotient)
+        insort(self._sorted, quotient)
         self._seen += 1
         if self._seen % _EVERY == 0:
-            self._ordered = sorted(self._ring)
+            self._ordered = self._sorted.copy()
             self._read()
 
     def scatter(self) -> Scatter:

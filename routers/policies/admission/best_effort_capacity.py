@@ -14,7 +14,6 @@ that wait for it are bounded by `max_late_rows`, and expire.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from routers.api.requests import FlowWork
@@ -48,11 +47,14 @@ class BestEffortCapacity(OnceLate):
         work_s = late.work_s if late.is_new else _IDLE_SHARE * late.work_s
         return work_s > self.capacity_s(late.left_s, late.capacity, now)
 
-    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
         """On-time rows had a replica for so long: from dispatch, or from the end of the lease
         before, to the answer. A batch with on-time and late rows counts whole."""
         if not (late or self._frozen):
-            self._on_time.add(sum([seconds for _, _, seconds in work]), now)
+            sum_s = 0.0
+            for _, _, seconds in work:
+                sum_s += seconds
+            self._on_time.add(sum_s, now)
 
     def value(self, capacity: float, now: float) -> float:
         """The share of the replicas' time that on-time work leaves, 0 to 1: all of it where none of

@@ -13,7 +13,7 @@ Chosen by simulation (docs/policies/admission.md). Source: deadline admission as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, inf
 from typing import ClassVar, Final
@@ -23,6 +23,7 @@ from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate, TimeAverage
 from routers.policies.admission.length_shares import LengthUse, margin_part
 from routers.policies.admission.types import ADMIT, Answer, Newcomer, OnArrival, window_s
+from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
 # Of the errors of forecasts:
@@ -142,12 +143,14 @@ class _Account:
     """One flow: the device seconds a second that it is given, its weight while it has work waiting
     (averaged over time), and its forecast errors."""
 
+    owner: Feasibility
     given: DecayingRate
     waits: TimeAverage
     error: ForecastError
     lengths: dict[int, _LengthAccount]
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self, owner: Feasibility, window_s: float) -> None:
+        self.owner = owner
         self.given, self.waits = DecayingRate(window_s), TimeAverage(window_s)
         self.error, self.lengths = ForecastError(), {}
 
@@ -221,7 +224,7 @@ class Feasibility(OnArrival):
             return ADMIT
         if not newcomer.capacity:
             return _while_none_runs(newcomer, now)
-        account = self._accounts.get(newcomer.tracked.flow.key)
+        account = self._known(newcomer.tracked.flow)
         if account is None:
             return ADMIT
         length = account.lengths.get(newcomer.edge) or self._new_length()
@@ -242,7 +245,7 @@ class Feasibility(OnArrival):
         if newcomer.slack_s <= 0.0 or not newcomer.capacity:
             return
         flow = newcomer.tracked.flow
-        account = self._accounts.get(flow.key) or self._open(flow.key)
+        account = self._known(flow) or self._open(flow.key)
         if not self._frozen:
             account.waits.report(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
             level = self._rivals.get(flow.priority) or self._new_level(flow.priority)
@@ -273,26 +276,36 @@ class Feasibility(OnArrival):
         for length in lengths:
             length.note(late=True)
 
-    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
         if self._frozen:
             return
-        accounts, given_s = self._accounts, dict[int, float]()
+        if not work:
+            return
+        first, first_s = work[0][0], 0.0  # most work is of one priority
+        others_s: dict[int, float] = {}
         for priority, tenant, seconds in work:
-            account = accounts.get((priority, tenant)) or self._open((priority, tenant))
+            account = self._accounts.get((priority, tenant)) or self._open((priority, tenant))
             account.given.add(seconds, now)
-            given_s[priority] = given_s.get(priority, 0.0) + seconds
-        for priority, seconds in given_s.items():
-            given = self._given.get(priority)
-            if given is None:
-                given = self._given[priority] = DecayingRate(self._window_s)
-            given.add(seconds, now)
+            if priority == first:
+                first_s += seconds
+            else:
+                others_s[priority] = others_s.get(priority, 0.0) + seconds
+        self._give(first, first_s, now)
+        for priority, seconds in others_s.items():
+            self._give(priority, seconds, now)
+
+    def _give(self, priority: int, seconds: float, now: float) -> None:
+        given = self._given.get(priority)
+        if given is None:
+            given = self._given[priority] = DecayingRate(self._window_s)
+        given.add(seconds, now)
 
     def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
         """Learn whether its forecast has come true. A request that was taken is given its cost."""
         if self._frozen:
             return
-        flow = tracked.flow.key
-        account = self._accounts.get(flow) or self._open(flow)
+        flow = tracked.flow
+        account = self._known(flow) or self._open(flow.key)
         if taken:
             account.length(tracked.forecast_edge, now).given.add(tracked.cost_s, now)
         forecast_s = tracked.forecast_s
@@ -349,9 +362,15 @@ class Feasibility(OnArrival):
     def _read(self, rate: DecayingRate, now: float) -> float:
         return rate.value if self._frozen else rate.read(now)
 
+    def _known(self, flow: Flow) -> _Account | None:
+        """The flow's account; None: it has none."""
+        account: _Account | None = flow.forecasts
+        if account is None or account.owner is not self:
+            flow.forecasts = account = self._accounts.get(flow.key)
+        return account
+
     def _open(self, flow: FlowKey) -> _Account:
-        account = _Account(self._window_s)
-        self._accounts[flow] = account
+        account = self._accounts[flow] = _Account(self, self._window_s)
         return account
 
     def _new_length(self) -> _LengthAccount:

@@ -20,6 +20,7 @@ from typing import Final
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, LimitParameters, Mode
 from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, OnArrival
+from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
 TARGET_SHARE: Final = 0.5  # of its slack that a request should wait at most, on average
@@ -32,14 +33,15 @@ _MIN_SAMPLES: Final = 10  # of a window
 class _Window:
     """A flow's limit, and what the running window has seen of its requests."""
 
+    owner: LearntLimit
     limit: float
     since: float  # when the window began
     shares: float  # summed over `samples`
     samples: int
     peak: int  # the most that waited or ran at once
 
-    def __init__(self, limit: float, since: float) -> None:
-        self.limit, self.since, self.shares = limit, since, 0.0
+    def __init__(self, owner: LearntLimit, limit: float, since: float) -> None:
+        self.owner, self.limit, self.since, self.shares = owner, limit, since, 0.0
         self.samples = self.peak = 0
 
 
@@ -50,35 +52,38 @@ class LearntLimit(OnArrival):
         super().__init__()
         self._flows: dict[FlowKey, _Window] = {}
         self._settings = LimitParameters()
-        self._frozen = False
+        self._frozen = self._is_fixed = False
+        self._most: float = self._settings.most
 
     def mode(self, admission: AdmissionParameters) -> Mode:
         return admission.limit.mode
 
     def tune(self, settings: DispatcherSettings) -> None:
         self._settings, self._frozen = settings.admission.limit, settings.frozen
+        self._is_fixed, self._most = self._settings.fixed is not None, self._settings.most
 
     def judge(self, newcomer: Newcomer, now: float) -> Answer:
         """Refuse while as many requests of its flow as the limit wait or run at this gateway."""
-        flow, settings = newcomer.tracked.flow, self._settings
-        limit: float | None = settings.fixed
-        if limit is None:
-            window = self._flows.get(flow.key)
-            limit = settings.most if window is None else window.limit
-        return REFUSE if flow.live >= limit else ADMIT
+        flow = newcomer.tracked.flow
+        if self._is_fixed:
+            limit = self._start
+        else:
+            window = self._known(flow)
+            limit = self._most if window is None else window.limit
+        return REFUSE if float(flow.live) >= limit else ADMIT
 
     def came(self, newcomer: Newcomer, now: float) -> None:
         flow = newcomer.tracked.flow
-        window = self._flows.get(flow.key) or self._open(flow.key, now)
+        window = self._known(flow) or self._open(flow.key, now)
         if flow.live > window.peak:
             window.peak = flow.live
 
     def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
         """A request that turned late in the queue has waited all its slack."""
-        if self._frozen or self._settings.fixed is not None:
+        if self._frozen or self._is_fixed:
             return
-        flow, slack_s = tracked.flow.key, tracked.latest_start - tracked.queued_at
-        window = self._flows.get(flow) or self._open(flow, now)
+        flow, slack_s = tracked.flow, tracked.latest_start - tracked.queued_at
+        window = self._known(flow) or self._open(flow.key, now)
         window.shares += wait_s / slack_s if wait_s < slack_s else 1.0
         window.samples += 1
         enough = window.samples >= _MIN_SAMPLES
@@ -116,6 +121,13 @@ class LearntLimit(OnArrival):
         limit = base + _LIMIT_SMOOTHING * (aim - base)
         window.limit = max(float(self._settings.least), min(float(self._settings.most), limit))
 
+    def _known(self, flow: Flow) -> _Window | None:
+        """The flow's window; None: it has none."""
+        window: _Window | None = flow.limit
+        if window is None or window.owner is not self:
+            flow.limit = window = self._flows.get(flow.key)
+        return window
+
     def _open(self, flow: FlowKey, now: float) -> _Window:
-        window = self._flows[flow] = _Window(self._settings.most, now)
+        window = self._flows[flow] = _Window(self, self._most, now)
         return window

@@ -14,7 +14,6 @@ Retries of lost rows are not counted; they are at most as many as lost replicas 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -29,26 +28,32 @@ MIN_ROWS: Final = 256
 MAX_ROWS: Final = 65_536
 
 
-@dataclass(slots=True)
 class BoundView:
-    """What bounds look at."""
+    """What bounds look at. `row_s`: what a row takes of a replica that is kept full; None: its part
+    of a full batch."""
 
-    waiting: RequestQueue
-    groups: ReplicaGroups
-    settings: DispatcherSettings
-    # What a row takes of a replica that is kept full; None: its part of a full batch.
-    row_s: Callable[[], float] | None = None
+    def __init__(
+        self, waiting: RequestQueue, groups: ReplicaGroups, settings: DispatcherSettings
+    ) -> None:
+        self.waiting, self.groups = waiting, groups
+        self.row_s: Callable[[], float] | None = None
+        self.adopt(settings)
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings. Numbers that are read for each request stand here."""
+        self.settings, self.longest = settings, settings.bucket_edges[-1]
+        self.max_rows, self.max_queue_s = settings.max_queue_rows, settings.admission.max_queue_s
+        self.by_time = settings.queue_timeout_s is not None  # else by number alone
 
 
 def max_rows(view: BoundView, rows: int) -> int:
     """Rows that may wait, with the `rows` of a new request."""
-    settings, groups = view.settings, view.groups
-    if settings.queue_timeout_s is None:
-        return settings.max_queue_rows
-    row_s = _row_s(view)
-    if row_s <= 0.0:
-        return settings.max_queue_rows
-    served = settings.queue_timeout_s * (groups.own_capacity if groups.capacity else 1.0) / row_s
+    if not view.by_time:
+        return view.max_rows
+    row_s, groups, timeout_s = _row_s(view), view.groups, view.settings.queue_timeout_s
+    if row_s <= 0.0 or timeout_s is None:
+        return view.max_rows
+    served = timeout_s * (groups.own_capacity if groups.capacity else 1.0) / row_s
     return max(MIN_ROWS + rows, int(min(MAX_ROWS, served)))
 
 
@@ -64,7 +69,7 @@ def _row_s(view: BoundView) -> float:
 def is_full(view: BoundView, tenant: str, weight: float, rows: int) -> bool:
     """Whether so many more rows of the tenant have no place. O(1)."""
     waiting = view.waiting
-    if view.settings.queue_timeout_s is not None and waiting.shares.rows <= MIN_ROWS:
+    if view.by_time and waiting.shares.rows <= MIN_ROWS:
         return False
     return waiting.is_full(tenant, weight, rows, max_rows(view, rows))
 
@@ -72,13 +77,12 @@ def is_full(view: BoundView, tenant: str, weight: float, rows: int) -> bool:
 def bound_reached(view: BoundView, request: Request, now: float) -> Reason | None:
     """The bound that keeps the request from the queue; None: no bound does. Bounds that waiting
     cannot change come first."""
-    waiting, settings, groups = view.waiting, view.settings, view.groups
-    lengths = request.lengths
+    waiting, lengths = view.waiting, request.lengths
     rows = len(lengths)
     longest = lengths[0] if rows == 1 else max(lengths)
-    if longest > settings.bucket_edges[-1]:
+    if longest > view.longest:
         return Reason.TOO_LONG
-    if rows > settings.max_queue_rows:
+    if rows > view.max_rows:
         return Reason.TOO_LARGE
     if request.expires <= now:
         return Reason.EXPIRED
@@ -87,8 +91,10 @@ def bound_reached(view: BoundView, request: Request, now: float) -> Reason | Non
     tenant, weight = request.tenant, request.weight
     if is_full(view, tenant, weight, rows):
         return Reason.QUEUE_FULL
-    max_s = settings.admission.max_queue_s * (groups.capacity or 1.0)
-    if max_s < inf and waiting.rows and waiting.seconds > max_s:
+    if view.max_queue_s == inf or not waiting.rows:
+        return None
+    max_s = view.max_queue_s * (view.groups.capacity or 1.0)
+    if waiting.seconds > max_s:
         shares = waiting.shares
         if shares.seconds_of(tenant) > max_s * shares.part(tenant, weight):
             return Reason.QUEUE_FULL

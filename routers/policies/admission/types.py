@@ -13,7 +13,6 @@ for nearly every request is a plain class here, see `routers.state.rows`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -137,7 +136,7 @@ class Controller:
         to a replica (`taken`), or because it was late."""
         return
 
-    def served(self, work: Sequence[FlowWork], now: float, *, late: bool) -> None:
+    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
         """Flows were given device seconds, by this gateway or by another one. `late`: in a batch of
         late rows."""
         return

@@ -7,14 +7,15 @@ by tenant are published all the same.
 
 from __future__ import annotations
 
-from routers.api.policies import Ranking
+from routers.api.policies import ARRIVALS, DEADLINES
 from routers.policies.order.fair_queueing import FairQueueing
 
 
 class FirstCome(FairQueueing):
     """In the order in which rows arrived, over all flows of a priority."""
 
-    ranking = Ranking.ARRIVALS
+    def __init__(self) -> None:
+        super().__init__(ARRIVALS)
 
     def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
         return False
@@ -25,7 +26,8 @@ class EarliestDeadline(FairQueueing):
     Layland (JACM'73); optimal while all deadlines can be met, and the worst order of all in
     overload."""
 
-    ranking = Ranking.DEADLINES
+    def __init__(self) -> None:
+        super().__init__(DEADLINES)
 
     def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
         return False

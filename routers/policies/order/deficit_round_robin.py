@@ -14,21 +14,15 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Final
 
-from routers.api.policies import Account, Ranking
+from routers.api.policies import Account, Order
 
 QUANTUM_S: Final = 0.02
 _ROUNDING: Final = 1e-9  # of a quantum: what rounding may add to, or take from, an exact quantum
 
 
-class DeficitRoundRobin:
+class DeficitRoundRobin(Order):
     """An account is the round of the flow's next turn, and the seconds left of its quantum in that
     round."""
-
-    ranking = Ranking.SHARES
-    settles = True
-
-    def price(self, length: int, cost_s: float) -> float:
-        return cost_s
 
     def tag(self, account: Account, weight: float) -> float:
         return account[0]

@@ -12,17 +12,11 @@ queueing, counted in service.
 
 from __future__ import annotations
 
-from routers.api.policies import Account, Ranking
+from routers.api.policies import Account, Order
 
 
-class FairQueueing:
+class FairQueueing(Order):
     """The default order. An account is the start tag, and the credit in seconds."""
-
-    ranking = Ranking.SHARES
-    settles = True
-
-    def price(self, length: int, cost_s: float) -> float:
-        return cost_s
 
     def tag(self, account: Account, weight: float) -> float:
         start, credit_s = account
@@ -52,7 +46,7 @@ class FairQueueing:
         each, and a flow that had a long row served would wait for seconds (of 100 tenants' requests
         at 0.8 of the capacity, 97 % were in time instead of 99.5 %).
         """
-        return max(virtual, min(virtual + moves, start + share_s), start)
+        return max(max(virtual, min(virtual + moves, start + share_s)), start)
 
     def is_far_ahead(self, start: float, than: float, seconds: float) -> bool:
         return start > than + seconds

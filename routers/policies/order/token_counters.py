@@ -21,8 +21,8 @@ class TokenCounters(FairQueueing):
     report; None: rows are priced in tokens already."""
 
     def __init__(self, token_s: float | None) -> None:
+        super().__init__(settles=token_s is None)
         self._token_s = token_s
-        self.settles = token_s is None
 
     @classmethod
     def of(cls, settings: DispatcherSettings) -> TokenCounters:

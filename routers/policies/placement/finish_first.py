@@ -9,10 +9,11 @@ have yet to read; one that is much slower than its group is penalised by as much
 
 from __future__ import annotations
 
+from routers.state.ready_replicas import Placement
 from routers.state.replica_state import AnyReplica
 
 
-class FinishFirst:
+class FinishFirst(Placement):
     """The default placement."""
 
     def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
@@ -20,6 +21,3 @@ class FinishFirst:
 
     def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         return replica.finish_in_s(now, batch_s)
-
-    def answered(self, replica: AnyReplica, now: float) -> None:
-        """Learns nothing from it."""

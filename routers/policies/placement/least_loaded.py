@@ -7,11 +7,11 @@ requests as in Envoy and NGINX (`least_conn`), over all replicas instead of two.
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import leases_in_flight
+from routers.state.ready_replicas import Placement, leases_in_flight
 from routers.state.replica_state import BUSY, IDLE, AnyReplica
 
 
-class LeastLoaded:
+class LeastLoaded(Placement):
     """Compares replicas by leases in flight."""
 
     def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
@@ -20,6 +20,3 @@ class LeastLoaded:
 
     def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         return leases_in_flight(replica, now)
-
-    def answered(self, replica: AnyReplica, now: float) -> None:
-        """Learns nothing from it."""

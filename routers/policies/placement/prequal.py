@@ -16,7 +16,7 @@ from collections import deque
 from math import inf
 from typing import Final
 
-from routers.state.ready_replicas import leases_in_flight, preference, speed_band
+from routers.state.ready_replicas import Placement, leases_in_flight, preference, speed_band
 from routers.state.replica_state import BUSY, IDLE, OVERRUN, AnyReplica
 
 _HOT: Final = 0.84  # as the paper found best
@@ -24,7 +24,7 @@ _SAMPLES: Final = 100
 _FAR: Final = 1e6  # seconds: above any latency, so that hot replicas come after cold ones
 
 
-class Prequal:
+class Prequal(Placement):
     """Keeps the last samples of leases in flight, sorted and in the order in which they came."""
 
     def __init__(self) -> None:

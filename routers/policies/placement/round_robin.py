@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from routers.state.ready_replicas import leases_in_flight
+from routers.state.ready_replicas import Placement, leases_in_flight
 from routers.state.replica_state import BUSY, IDLE, AnyReplica
 
 
-class RoundRobin:
+class RoundRobin(Placement):
     """Compares replicas by their last use."""
 
     def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
@@ -14,6 +14,3 @@ class RoundRobin:
 
     def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
         return replica.last_used
-
-    def answered(self, replica: AnyReplica, now: float) -> None:
-        """Learns nothing from it."""

@@ -12,7 +12,6 @@ from routers.api.errors import BadSettings
 from routers.api.events import Reconfigure
 from routers.api.requests import LeaseEnd
 from routers.api.settings import DispatcherSettings, GenerationParameters, PolicyNames
-from routers.batch.lease import standing
 from routers.batch.scheduler import BatchScheduler
 from routers.policies.registry import PREEMPTIONS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
@@ -43,7 +42,8 @@ def asked(core, urgent: int):
     if isinstance(scheduler, StreamScheduler):
         return scheduler._preemption.stops(scheduler._first_tokens.begun, urgent)
     least = scheduler._replicas.preemptible.least_urgent()
-    if least is None or not scheduler._preemption.gives_back(standing(least), urgent):
+    back = None if least is None else least.preemptible
+    if back is None or not scheduler._preemption.gives_back(back.late, back.priority, urgent):
         return None
     return least
 

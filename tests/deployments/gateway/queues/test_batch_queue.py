@@ -62,8 +62,11 @@ class Racing:
     def _lease(self, replica_id: str, rows: Any, **more: Any) -> Dispatch:
         self._last_id += 1
         self.open[self._last_id] = rows[0][0]
-        more["tells_start"] = self._tells_start
-        return Dispatch(self._last_id, replica_id, rows, 8, 0.1, **more)
+        dispatch = Dispatch(self._last_id, replica_id, rows, 8, 0.1)
+        dispatch.tells_start = self._tells_start
+        for name, value in more.items():
+            setattr(dispatch, name, value)
+        return dispatch
 
     def _aborted(self, request_id: int) -> list[Action]:
         return [Abort(lease, "") for lease, of in self.open.items() if of == request_id]
@@ -257,7 +260,9 @@ async def test_a_copy_that_is_wanted_while_answers_are_taken_in_has_its_rows() -
 
     def resolve(resolved: PendingBatchRequest) -> None:
         original(resolved)
-        race.queue._perform([Dispatch(9, "r2", ((1, 0), (1, 1)), 8, 0.1, copy_of=1)], 0.0)
+        copy = Dispatch(9, "r2", ((1, 0), (1, 1)), 8, 0.1)
+        copy.copy_of = 1
+        race.queue._perform([copy], 0.0)
         race.dispatcher.open[9] = 1
 
     race.queue._resolve = resolve  # type: ignore[method-assign]

@@ -84,7 +84,9 @@ class Out:
         pending = PendingBatchRequest(
             request, Rows(1, (1,), {"x": column}, None), self.owner.terms, nobody, [None], 1
         )
-        dispatch = Dispatch(lease_id, replica_id, ((lease_id, 0),), 8, 0.1, **lease)
+        dispatch = Dispatch(lease_id, replica_id, ((lease_id, 0),), 8, 0.1)
+        for name, value in lease.items():
+            setattr(dispatch, name, value)
         self.calls.send(dispatch, [pending], asyncio.get_running_loop().time())
         return pending
 
