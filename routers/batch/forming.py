@@ -64,26 +64,34 @@ class _LaneView(BatchView):
     lane: Lane
     takes: LengthRange | None  # lengths that the replica may take; None: all
     shown: LengthRange | None  # of those, the ones that the question is about
+    _asked: int  # the edge of which `max_rows` was asked last; 0: of none
+    _max_rows: int
+
+    def turn_to(self, lane: Lane) -> None:
+        self.lane, self.late, self._asked = lane, lane.late, 0
 
     def show(self, lane: Lane, queue: FlowQueue, lengths: LengthRange | None) -> None:
-        """The question is about this lane, whose next flow is that of `queue`."""
-        self.lane, self.late, self.shown = lane, lane.late, lengths
-        classes = lane.length_classes
+        """The question is about this lane's rows of these lengths, whose next flow is that of
+        `queue`."""
+        self.turn_to(lane)
+        self.shown, classes = lengths, lane.length_classes
         self.buckets = [
             _BucketView(bucket, classes[bucket.edge].rows) for bucket in queue.waiting(lengths)
         ]
 
     def max_rows(self, edge: int) -> int:
-        return self.group.sizes.max_rows(self._width(edge)) if self.trusted else 1
-
-    def _width(self, edge: int) -> int:
-        """Tokens that a row of the bucket is reckoned with: the edge, or the bucket's mean where
-        batches are packed."""
-        if self.group.settings.pads:
-            return edge
-        found = self.lane.length_classes.get(edge)
-        mean = found.tokens // found.rows if found is not None and found.rows else edge
-        return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+        """A row counts as long as the edge or, where batches are packed, as the bucket's mean."""
+        if not self.trusted:
+            return 1
+        if edge == self._asked:
+            return self._max_rows
+        group, width = self.group, edge
+        if not group.settings.pads:
+            found = self.lane.length_classes.get(edge)
+            mean = found.tokens // found.rows if found is not None and found.rows else edge
+            width = min(edge, (mean // _GRAIN + 1) * _GRAIN)
+        self._asked, self._max_rows = edge, group.sizes.max_rows(width)
+        return self._max_rows
 
     def lengths(self) -> list[LengthView]:
         found, shown = [], self.shown
@@ -209,7 +217,7 @@ class Forming:
 
     def _alone(self, lane: Lane, row: Row, now: float) -> FormedBatch:
         """A batch of this row alone."""
-        self._view.lane = lane
+        self._view.turn_to(lane)
         batch = self._begun(row.tracked.flow, row.edge, self._view.max_rows(row.edge))
         self._take(batch, row, now)
         return self._sealed(batch)
@@ -321,7 +329,8 @@ class Forming:
             for row in bucket.due_from(from_s, batch.room):
                 if not batch.holds(row.length):
                     return
-                self._take(batch, row, now)
+                if row.bucket is bucket:  # a row that came back stands there twice
+                    self._take(batch, row, now)
 
     def _is_kept_out(self, batch: _Batch, flow: Flow) -> bool:
         """Whether the flow is too far above its share to take more than its part of the batch."""
@@ -360,7 +369,7 @@ class Forming:
                 riders = self._batching.riders(view, batch, edge, found.rows, found.tokens)
                 if riders > 0:
                     self._ride(batch, found.order, riders, now)
-        if batch.room <= 0 or lane.late or len(waiting.late) <= lane.priority:
+        if batch.room <= 0 or lane.late or not waiting.late_rows:
             return
         late = waiting.late[lane.priority].length_classes.get(batch.edge)
         if late is None or not late.rows:
@@ -423,5 +432,8 @@ def _min_turn_s(group: ReplicaGroup, queue: FlowQueue) -> float:
     """Seconds of work that a bucket's turn costs at least: the cheapest full batch of the flow's
     buckets. Without it a bucket with few rows would pay little for each turn, and be served in many
     small batches."""
-    waiting = [edge for edge, bucket in queue.buckets.items() if bucket.rows]
-    return group.speed * min([group.sizes.full_s(edge) for edge in waiting], default=0.0)
+    least = inf
+    for edge, bucket in queue.buckets.items():
+        if bucket.rows:
+            least = min(least, group.sizes.full_s(edge))
+    return group.speed * least if least < inf else 0.0

@@ -76,20 +76,20 @@ class Bucket(Tagged):
 
     def head(self) -> Row | None:
         """The first row, left where it is."""
-        heap, foremost = self.heap, self._foremost()
+        if not self.rows:
+            return None
+        line, heap, first = self.line, self.heap, self.first
+        last = len(line)
+        while first < last and line[first][2].bucket is not self:
+            first += 1
+        if first != self.first:
+            self._begin_at(first)
+            first = self.first
         while heap and heap[0][2].bucket is not self:
             heappop(heap)
-        if heap and not (foremost is not None and foremost < heap[0]):
+        if heap and not (first < len(line) and line[first] < heap[0]):
             return heap[0][2]
-        return None if foremost is None else foremost[2]
-
-    def _foremost(self) -> Place | None:
-        """The first valid place in line; None: there is none."""
-        line, first = self.line, self.first
-        while first < len(line) and line[first][2].bucket is not self:
-            first += 1
-        self._begin_at(first)
-        return self.line[self.first] if self.line else None
+        return line[first][2] if first < len(line) else None
 
     def _begin_at(self, first: int) -> None:
         """What stands in line before `first` has left. It is dropped once it is half of it all."""
@@ -146,13 +146,22 @@ class Bucket(Tagged):
     def discard(self, row: Row) -> None:
         """Take out any row. The place of a row that is not the first stays behind until it surfaces
         or is compacted."""
-        heap, foremost = self.heap, self._foremost()
-        if foremost is not None and foremost[2] is row:
-            self._begin_at(self.first + 1)
+        line, heap, first = self.line, self.heap, self.first
+        row.bucket = None
+        self.rows -= 1
+        if not self.rows:
+            self.waiting_s, self.tokens, self.first = 0.0, 0, 0
+            line.clear()
+            if heap:
+                heap.clear()
+            return
+        self.tokens -= row.length
+        self.waiting_s -= row.cost_s
+        if first < len(line) and line[first][2] is row:
+            self._begin_at(first + 1)
         elif heap and heap[0][2] is row:
             heappop(heap)
-        self._count_out(row)
-        if len(self.line) + len(self.heap) > 2 * self.rows + _SLACK:
+        if len(line) + len(heap) > 2 * self.rows + _SLACK:
             self.tidy()
 
     def tidy(self) -> None:
@@ -167,17 +176,6 @@ class Bucket(Tagged):
         places = sorted([*self.line[self.first :], *self.heap])
         rows = [row for _, _, row in places if row.bucket is self]
         return list(dict.fromkeys(rows))
-
-    def _count_out(self, row: Row) -> None:
-        row.bucket = None
-        self.rows -= 1
-        self.tokens -= row.length
-        self.waiting_s -= row.cost_s
-        if not self.rows:
-            self.waiting_s = 0.0
-            self.line.clear()
-            self.first = 0
-            self.heap.clear()
 
 
 class FlowQueue(Tagged):

@@ -129,44 +129,59 @@ class TagOrder(Generic[T]):
         O(log n) for each item that surfaces."""
         heap, surfaced, by_rank = self.heap, self._surfaced, self._by_rank
         while heap or surfaced:
-            if heap and not (surfaced and surfaced[0] < heap[0]):
-                mark = heappop(heap)
-                self._aside.append(mark)
-                if mark[2].rows and _is_valid(mark):
-                    heappush(surfaced, mark)
-                continue
-            tag, pushed, item = surfaced[0]
-            row: Row | None = item.head() if lengths is None else item.head_in(lengths)
-            if row is None:
+            is_new = not surfaced or (len(heap) > 0 and heap[0] < surfaced[0])
+            mark = heap[0] if is_new else surfaced[0]
+            item: T = mark[2]
+            row: Row | None = None
+            now = mark[0]
+            if item.rows and (not is_new or _is_valid(mark)):
+                row = item.head() if lengths is None else item.head_in(lengths)
+                if row is not None:
+                    now = item.rank_of(row) if by_rank else item.flow.start
+                    if now == mark[0]:
+                        return row
+            if is_new:
+                self._aside.append(heappop(heap))
+                if row is not None:
+                    heappush(surfaced, (now, mark[1], item))
+            elif row is not None:
+                heapreplace(surfaced, (now, mark[1], item))
+            else:
                 heappop(surfaced)
-                continue
-            now: float = item.rank_of(row) if by_rank else item.flow.start
-            if now == tag:
-                return row
-            heapreplace(surfaced, (now, pushed, item))
         return None
 
     def next_items(self, most: int) -> list[T]:
         """At most `most` of the items that are next, in order."""
         found: list[Mark] = []
+        heap, surfaced = self.heap, self._surfaced
         while len(found) < most and self.next_row() is not None:
-            found.append(heappop(self._surfaced))
+            if not surfaced or (len(heap) > 0 and heap[0] < surfaced[0]):
+                mark = heappop(heap)
+                self._aside.append(mark)
+            else:
+                mark = heappop(surfaced)
+            found.append(mark)
         for mark in found:
-            heappush(self._surfaced, mark)
+            heappush(surfaced, mark)
         return [mark[2] for mark in found]
 
     def end_walk(self) -> None:
-        for mark in self._aside:
-            heappush(self.heap, mark)
-        self._aside.clear()
-        self._surfaced.clear()
+        if self._aside:
+            for mark in self._aside:
+                heappush(self.heap, mark)
+            self._aside.clear()
+            self._surfaced.clear()
 
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
-        for marks in (self.heap, self._aside):
-            for mark in marks:
+        for mark in self.heap:
+            mark[2].mark = None
+        self.heap.clear()
+        if self._aside:
+            for mark in self._aside:
                 mark[2].mark = None
-            marks.clear()
+            self._aside.clear()
+            self._surfaced.clear()
 
     def _tidy(self) -> None:
         kept: list[Mark] = []
