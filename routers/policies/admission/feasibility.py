@@ -13,7 +13,7 @@ Chosen by simulation (docs/policies/admission.md). Source: deadline admission as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import ClassVar, Final
@@ -276,15 +276,18 @@ class Feasibility(OnArrival):
         for length in lengths:
             length.note(late=True)
 
-    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
+    def served(
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+    ) -> None:
         if self._frozen:
             return
         if not work:
             return
         first, first_s = work[0][0], 0.0  # most work is of one priority
         others_s: dict[int, float] = {}
-        for priority, tenant, seconds in work:
-            account = self._accounts.get((priority, tenant)) or self._open((priority, tenant))
+        for at, (priority, tenant, seconds) in enumerate(work):
+            account = self._known(flows[at]) if flows else self._accounts.get((priority, tenant))
+            account = account or self._open((priority, tenant))
             account.given.add(seconds, now)
             if priority == first:
                 first_s += seconds
