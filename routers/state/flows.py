@@ -51,11 +51,11 @@ class Flow:
     claims: bool  # counted among the flows with on-time work waiting, here or elsewhere
     dropped: bool  # its account was dropped while it was idle
     asks: MeanWork  # what its requests take on average
-    # What controllers of admission that were asked about it know of it, so that they need not look
-    # for it: each believes only what it wrote itself.
+    # What others keep of it, so that they need not look for it each time; each of them believes
+    # only what is its own: two controllers of admission, and `tenant_shares` of its tenant.
     limit: Any
     forecasts: Any
-    watch: Any
+    share: Any
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Flow:
         self.waiting_s = self.served_s = self.peer_demand_s = 0.0
         self.blind = self.claims = self.dropped = False
         self.asks = MeanWork()
-        self.limit = self.forecasts = self.watch = None
+        self.limit = self.forecasts = self.share = None
 
     @property
     def active(self) -> bool:
