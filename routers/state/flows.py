@@ -133,7 +133,7 @@ class Flows:
         self._max_accounts = 2 * _IDLE_FLOWS  # accounts; from here on idle ones are dropped
         # When a replica last reported work of the flow at other gateways, the longest ago first.
         self._peer_demand_at: dict[Flow, float] = {}
-        self._confirmed_at: float | None = None  # when a report last told virtual times
+        self._confirmed_at = inf  # when a report last told virtual times; inf: none has
         self._peers_seen_at = -inf  # when another gateway was last noticed
         self.alone = True  # no other gateway was noticed lately
 
@@ -171,7 +171,7 @@ class Flows:
         """Work comes to a flow of which nothing waits: it gets no credit for the time it was idle.
         Work that comes back unstarted, or turns late, does not enter."""
         self._lift(flow)
-        flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
+        flow.blind = now - self._confirmed_at > _VIRTUAL_STALE_S
         if self._peer_demand_at:
             self._forget_stale_demand(now)
 
@@ -234,10 +234,9 @@ class Flows:
     def learn(self, report: Report, now: float) -> None:
         """Take in what a report says of other gateways: their virtual times, what they were served,
         what waits there."""
-        if report.virtual_time:
-            for priority, virtual in enumerate(report.virtual_time[: len(self.virtual)]):
-                if virtual > self.virtual[priority]:
-                    self.virtual[priority] = virtual
+        for priority, virtual in enumerate(report.virtual_time):
+            if priority < len(self.virtual) and virtual > self.virtual[priority]:
+                self.virtual[priority] = virtual
         for priority, tenant, seconds in report.served:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
@@ -278,7 +277,7 @@ class Flows:
     def _confirm(self, now: float) -> None:
         """A report told virtual times. If none had for too long, flows that entered meanwhile are
         lifted now."""
-        stale = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
+        stale = now - self._confirmed_at > _VIRTUAL_STALE_S
         self._confirmed_at = now
         if stale:
             for flow in self.by_key.values():
