@@ -1,9 +1,9 @@
 """Builds the package; with HEADRACE_COMPILE=1 its scheduling core as C, by mypyc (the `compiler`
 extra; docs/decisions/0036-the-core-may-be-compiled.md).
 
-Left as Python: what the shell makes and reads (most of `routers/api`: compiled dataclasses forget
-what their tuples hold, frozen ones cannot be pickled, and a class variable counts as a field), and
-the simulator, which is not on a request's way. All else is in pyproject.toml.
+Left as Python: settings and snapshots (compiled dataclasses forget what their tuples hold, so that
+nothing can be converted into them, and frozen ones cannot be pickled), and the simulator, which is
+not on a request's way. All else is in pyproject.toml.
 """
 
 import os

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from routers.api.requests import FlowWork, Reason
 
 
-@dataclass(init=False)
+@dataclass(slots=True, init=False)
 class Dispatch:
     """Send these rows to this replica as one lease. What has a default here is set afterwards, on
     the way of a batch, where it differs."""
@@ -46,6 +46,8 @@ class Dispatch:
     ) -> None:
         self.lease_id, self.replica_id, self.rows = lease_id, replica_id, rows
         self.bucket, self.predicted_s, self.rank = bucket, predicted_s, rank
+        self.charges, self.waiting, self.copy_of = (), (), 0
+        self.tied = self.tells_start = False
 
     @property
     def alone(self) -> bool:
@@ -100,7 +102,7 @@ class WakeAt:
 Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 
-@dataclass(init=False)
+@dataclass(slots=True, init=False)
 class IsolatedDispatch(Dispatch):
     """A `Dispatch` of one row that may have ended a replica before. The replica must report
     `Opened`, so that a second loss can be told from a loss before the row started."""

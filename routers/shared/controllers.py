@@ -9,7 +9,7 @@ but still hears of served work, so that it is up to date when it is turned on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from routers.api.requests import FlowKey, FlowWork, Reason
@@ -17,6 +17,7 @@ from routers.api.settings import DispatcherSettings, Mode
 from routers.api.snapshot import ControllerSnapshot
 from routers.policies.admission.types import AtTurn, Controller, LateWork, OnArrival, OnceLate
 from routers.policies.registry import ADMISSIONS
+from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
 T = TypeVar("T", bound=Controller)
@@ -84,10 +85,12 @@ class Controllers:
         for each in self._hear_waits:
             each.waited(tracked, wait_s, now, taken=taken)
 
-    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
-        """Flows were given device seconds; `late`: for late rows."""
+    def served(
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+    ) -> None:
+        """Flows were given device seconds; `late`: for late rows; `flows`: theirs, if known."""
         for each in self._hear_work:
-            each.served(work, now, late=late)
+            each.served(work, now, late=late, flows=flows)
 
     # -- snapshot
 

@@ -35,16 +35,7 @@ def believable(report: Report, predicted_s: float) -> Report:
     take. (A flow whose start tag is NaN would never be found in the order again.) `predicted_s`
     replaces an impossible service time. Possible numbers are kept, however odd: the cost model and
     the outlier policy judge those."""
-    virtual = report.virtual_time
-    if (
-        _is_time(report.service_s)
-        and _is_time(report.retry_in_s)
-        and _is_time(report.transport_s)
-        and _is_time(report.free_in_s)
-        and (not virtual or all(map(_is_virtual, virtual)))
-        and (not report.served or all(map(_is_work, report.served)))
-        and (not report.waiting or all(map(_is_work, report.waiting)))
-    ):
+    if _is_believable(report):
         return report
     return replace(
         report,
@@ -52,9 +43,28 @@ def believable(report: Report, predicted_s: float) -> Report:
         retry_in_s=_or_zero(report.retry_in_s),
         transport_s=_or_zero(report.transport_s),
         free_in_s=_or_zero(report.free_in_s),
-        virtual_time=tuple(each if _is_virtual(each) else 0.0 for each in virtual),
+        virtual_time=tuple(each if _is_virtual(each) else 0.0 for each in report.virtual_time),
         served=tuple(filter(_is_work, report.served)),
         waiting=tuple(filter(_is_work, report.waiting)),
+    )
+
+
+def _is_believable(report: Report) -> bool:
+    """Whether all its numbers are possible. In loops, because all reports go through them."""
+    for virtual in report.virtual_time:
+        if not _is_virtual(virtual):
+            return False
+    for served in report.served:
+        if not _is_work(served):
+            return False
+    for waiting in report.waiting:
+        if not _is_work(waiting):
+            return False
+    return (
+        _is_time(report.service_s)
+        and _is_time(report.retry_in_s)
+        and _is_time(report.transport_s)
+        and _is_time(report.free_in_s)
     )
 
 

@@ -56,8 +56,8 @@ class ServedWork:
             self._flows.refund(charge.paid, epoch=charge.epoch)
             return
         served = charge.split(service_s)
-        self._flows.settle(charge.charges, served, epoch=charge.epoch)
-        self._controllers.served(served, now, late=bool(charge.rank[0]))
+        self._flows.settle(charge, served)
+        self._controllers.served(served, now, late=bool(charge.rank[0]), flows=charge.flows)
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
         """Charge a flow for what its lease takes beyond what was paid."""
@@ -74,7 +74,7 @@ class ServedWork:
         """The lease has ended after `served_s` in all, of which the controllers have not been told
         `untold_s`."""
         self._rejections.clear()
-        self._flows.settle(charge.charges, charge.split(served_s), epoch=charge.epoch)
+        self._flows.settle(charge, charge.split(served_s))
         if untold_s > 0.0:
             priority, tenant, _ = charge.charges[0]
             self.report((priority, tenant, untold_s), charge.rank, now)

@@ -49,12 +49,13 @@ class Flow:
 
     blind: bool  # it entered while the other gateways' virtual time was not known
     claims: bool  # counted among the flows with on-time work waiting, here or elsewhere
+    dropped: bool  # its account was dropped while it was idle
     asks: MeanWork  # what its requests take on average
-    # What controllers of admission that were asked about it know of it, so that they need not look
-    # for it: each believes only what it wrote itself.
+    # What others keep of it, so that they need not look for it each time; each of them believes
+    # only what is its own: two controllers of admission, and `tenant_shares` of its tenant.
     limit: Any
     forecasts: Any
-    watch: Any
+    share: Any
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class Flow:
         self.weight, self.start, self.credit_s = weight, start, credit_s
         self.rows = self.late_rows = self.live = 0
         self.waiting_s = self.served_s = self.peer_demand_s = 0.0
-        self.blind = self.claims = False
+        self.blind = self.claims = self.dropped = False
         self.asks = MeanWork()
-        self.limit = self.forecasts = self.watch = None
+        self.limit = self.forecasts = self.share = None
 
     @property
     def active(self) -> bool:
@@ -84,7 +85,8 @@ class Charge:
     `rank`: see `api.actions.Dispatch`; `predicted_s`: of the lease; `charges`: each flow's part of
     the predicted work; `paid`: what accounts were charged (`charges`, if the order settles);
     `epoch`: of the order under which that was; `speed`: seconds of the reference group that a
-    second of the lease's replica is worth.
+    second of the lease's replica is worth; `flows`: those of `charges`, if whoever made it knew
+    them, so that nobody need look for them.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Charge:
     ) -> None:
         self.rank, self.predicted_s, self.speed = rank, predicted_s, speed
         self.charges, self.paid, self.epoch = charges, paid, epoch
+        self.flows: list[Flow] = []
 
     @property
     def work_s(self) -> float:
@@ -130,7 +133,7 @@ class Flows:
         self._max_accounts = 2 * _IDLE_FLOWS  # accounts; from here on idle ones are dropped
         # When a replica last reported work of the flow at other gateways, the longest ago first.
         self._peer_demand_at: dict[Flow, float] = {}
-        self._confirmed_at: float | None = None  # when a report last told virtual times
+        self._confirmed_at = inf  # when a report last told virtual times; inf: none has
         self._peers_seen_at = -inf  # when another gateway was last noticed
         self.alone = True  # no other gateway was noticed lately
 
@@ -168,7 +171,7 @@ class Flows:
         """Work comes to a flow of which nothing waits: it gets no credit for the time it was idle.
         Work that comes back unstarted, or turns late, does not enter."""
         self._lift(flow)
-        flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
+        flow.blind = now - self._confirmed_at > _VIRTUAL_STALE_S
         if self._peer_demand_at:
             self._forget_stale_demand(now)
 
@@ -203,14 +206,14 @@ class Flows:
         self.virtual[priority] = self.order.next_virtual(virtual, moves, start, share_s)
         self._next_steps[priority] = seconds / max(competing_weight, flow.weight)
 
-    def settle(
-        self, charges: tuple[FlowWork, ...], served: tuple[FlowWork, ...], *, epoch: int
-    ) -> None:
-        """A batch was served: replace the seconds charged by those served, flow by flow. `epoch` is
-        that of the charge."""
-        settles = self.order.settles and epoch == self.epoch
-        for at, (priority, tenant, charged_s) in enumerate(charges):
-            flow, served_s = self.by_key.get((priority, tenant)), served[at][2]
+    def settle(self, charge: Charge, served: tuple[FlowWork, ...]) -> None:
+        """A batch was served: replace the seconds charged by those served, flow by flow."""
+        settles, known = self.order.settles and charge.epoch == self.epoch, charge.flows
+        for at, (priority, tenant, charged_s) in enumerate(charge.charges):
+            served_s = served[at][2]
+            flow: Flow | None = known[at] if known else None
+            if flow is None or flow.dropped:
+                flow = self.by_key.get((priority, tenant))
             if flow is not None:
                 if settles:
                     self.charge(flow, served_s - charged_s)
@@ -231,10 +234,9 @@ class Flows:
     def learn(self, report: Report, now: float) -> None:
         """Take in what a report says of other gateways: their virtual times, what they were served,
         what waits there."""
-        if report.virtual_time:
-            for priority, virtual in enumerate(report.virtual_time[: len(self.virtual)]):
-                if virtual > self.virtual[priority]:
-                    self.virtual[priority] = virtual
+        for priority, virtual in enumerate(report.virtual_time):
+            if priority < len(self.virtual) and virtual > self.virtual[priority]:
+                self.virtual[priority] = virtual
         for priority, tenant, seconds in report.served:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
@@ -275,7 +277,7 @@ class Flows:
     def _confirm(self, now: float) -> None:
         """A report told virtual times. If none had for too long, flows that entered meanwhile are
         lifted now."""
-        stale = self._confirmed_at is not None and now - self._confirmed_at > _VIRTUAL_STALE_S
+        stale = now - self._confirmed_at > _VIRTUAL_STALE_S
         self._confirmed_at = now
         if stale:
             for flow in self.by_key.values():
@@ -289,4 +291,5 @@ class Flows:
         idle.sort(key=lambda flow: self.tag(flow) - self.virtual[flow.priority])
         for flow in idle[: max(0, len(idle) - _IDLE_FLOWS)]:
             del self.by_key[flow.key]
+            flow.dropped = True
         self._max_accounts = 2 * (len(self.by_key) + _IDLE_FLOWS)

@@ -182,6 +182,8 @@ class ReplicaState(Generic[L]):
     def _count_accepted(self, seen: int) -> int:
         """How many open leases the replica has accepted, `seen` being the highest id it
         accepted."""
+        if self.last_used <= seen:
+            return len(self.leases)
         newer = 0
         for lease_id in reversed(self.leases):
             if lease_id <= seen:

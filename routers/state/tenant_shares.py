@@ -58,10 +58,13 @@ class TenantShares:
     def add(self, row: Row) -> None:
         """Count a row in."""
         flow = row.tracked.flow
-        share = self.by_tenant.get(flow.tenant)
-        if share is None:
-            share = self.by_tenant[flow.tenant] = TenantShare(flow.tenant, flow.weight)
-            self.weight += flow.weight
+        share: TenantShare | None = flow.share
+        if share is None or not share.rows:  # else it stands in `by_tenant`
+            share = self.by_tenant.get(flow.tenant)
+            if share is None:
+                share = self.by_tenant[flow.tenant] = TenantShare(flow.tenant, flow.weight)
+                self.weight += flow.weight
+            flow.share = share
         self.rows += 1
         share.rows += 1
         share.late_rows += row.tracked.late
@@ -71,7 +74,7 @@ class TenantShares:
 
     def remove(self, row: Row) -> None:
         """Count a row out."""
-        share = self.by_tenant[row.tracked.flow.tenant]
+        share: TenantShare = row.tracked.flow.share
         self.rows -= 1
         share.rows -= 1
         share.late_rows -= row.tracked.late

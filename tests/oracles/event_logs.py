@@ -142,11 +142,10 @@ def _untagged(tagged: list[Any], module: ModuleType) -> Any:
 
 
 def _record(kind: Any, known: dict[str, Any]) -> Any:
-    """A record of this kind, without fields that it no longer has. Not by its annotations:
-    compiled, they do not say what tuples hold."""
-    names = {each.name for each in fields(kind)}
-    values = {name: _value(name, value) for name, value in known.items() if name in names}
-    required = [each.name for each in fields(kind) if each.default is each.default_factory]
+    """A record of this kind. Not by its annotations: compiled, they do not say what tuples hold."""
+    own = [each for each in fields(kind) if each.name in known]
+    values = {each.name: _value(each.name, known[each.name]) for each in own}
+    required = [each.name for each in own if each.default is each.default_factory]
     made = kind(**{name: values.pop(name) for name in required})
     for name, value in values.items():
         setattr(made, name, value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from routers.api.requests import Report
 from routers.policies.order.fair_queueing import FairQueueing
-from routers.state.flows import Flow, Flows
+from routers.state.flows import Charge, Flow, Flows
 from routers.state.lanes import FlowQueue, Lane
 from routers.state.tag_order import TagOrder
 
@@ -23,6 +23,11 @@ def waits(flows: Flows, flow: Flow, now: float = 0.0) -> Flow:
 
 def opened(flows: Flows, *tenants: str, weight: float = 1.0, priority: int = 0) -> list[Flow]:
     return [waits(flows, flows.of(each, priority, weight)) for each in tenants]
+
+
+def charged(tenant: str) -> Charge:
+    """For one second of work."""
+    return Charge((0, 0, 0.0), 1.0, ((0, tenant, 1.0),))
 
 
 def leaves(flows: Flows, flow: Flow) -> None:
@@ -56,7 +61,7 @@ def test_measured_seconds_replace_predicted_ones(service_s, start, credit):
     flows = Flows(FairQueueing())
     (flow,) = opened(flows, "a")
     flows.charge(flow, 1.0)
-    flows.settle([(0, "a", 1.0)], [(0, "a", service_s)], epoch=0)
+    flows.settle(charged("a"), ((0, "a", service_s),))
     assert (flow.start, flow.credit_s, flow.served_s) == (start, credit, service_s)
 
 
@@ -79,7 +84,7 @@ def test_refund_after_credit_was_used_leaves_the_account_as_it_was():
 
 def test_settling_for_a_forgotten_flow_is_no_matter():
     flows = Flows(FairQueueing())
-    flows.settle([(0, "gone", 1.0)], [(0, "gone", 2.0)], epoch=0)
+    flows.settle(charged("gone"), ((0, "gone", 2.0),))
     flows.refund([(0, "gone", 1.0)], epoch=0)
     assert flows.by_key == {}
     assert flows.lowered == []

@@ -14,12 +14,14 @@ that wait for it are bounded by `max_late_rows`, and expire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from routers.api.requests import FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate
 from routers.policies.admission.types import LateWork, OnceLate, window_s
+from routers.state.flows import Flow
 
 _IDLE_SHARE: Final = 0.5  # of what idle moments could serve, that new requests may count on
 _NOISE: Final = 0.02  # an idle share up to this is only the ripple of the average
@@ -47,7 +49,9 @@ class BestEffortCapacity(OnceLate):
         work_s = late.work_s if late.is_new else _IDLE_SHARE * late.work_s
         return work_s > self.capacity_s(late.left_s, late.capacity, now)
 
-    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
+    def served(
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+    ) -> None:
         """On-time rows had a replica for so long: from dispatch, or from the end of the lease
         before, to the answer. A batch with on-time and late rows counts whole."""
         if not (late or self._frozen):

@@ -13,7 +13,7 @@ Chosen by simulation (docs/policies/admission.md). Source: deadline admission as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import ClassVar, Final
@@ -113,18 +113,17 @@ class FlowForecasts:
     margin_s: float
 
 
-class _LengthAccount:
-    """What the new requests of one flow and one bucket were told, and what they were given:
-    predicted device seconds a second."""
+class _LengthAccount(DecayingRate):
+    """What the new requests of one flow and one bucket were told, and as a rate what they were
+    given: predicted device seconds a second."""
 
-    given: DecayingRate
     asked_at: float  # when its last new request came
     probed_at: float
     refused: float  # share of its new requests lately called late
     trust: float  # how much of the margin counts, 0..1
 
     def __init__(self, window_s: float) -> None:
-        self.given = DecayingRate(window_s)
+        super().__init__(window_s)
         self.asked_at = self.probed_at = -inf
         self.refused = self.trust = 0.0
 
@@ -139,19 +138,18 @@ class _LengthAccount:
         self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
 
 
-class _Account:
-    """One flow: the device seconds a second that it is given, its weight while it has work waiting
-    (averaged over time), and its forecast errors."""
+class _Account(DecayingRate):
+    """One flow: as a rate the device seconds a second that it is given, its weight while it has
+    work waiting (averaged over time), and its forecast errors."""
 
     owner: Feasibility
-    given: DecayingRate
     waits: TimeAverage
     error: ForecastError
     lengths: dict[int, _LengthAccount]
 
     def __init__(self, owner: Feasibility, window_s: float) -> None:
-        self.owner = owner
-        self.given, self.waits = DecayingRate(window_s), TimeAverage(window_s)
+        super().__init__(window_s)
+        self.owner, self.waits = owner, TimeAverage(window_s)
         self.error, self.lengths = ForecastError(), {}
 
     def length(self, edge: int, now: float) -> _LengthAccount:
@@ -162,7 +160,7 @@ class _Account:
                 self.lengths = {
                     e: each for e, each in self.lengths.items() if _is_asked_for(each, now)
                 }
-            found = self.lengths[edge] = _LengthAccount(self.given.window_s)
+            found = self.lengths[edge] = _LengthAccount(self.window_s)
         return found
 
     def trust_in(self, own: _LengthAccount, now: float) -> float:
@@ -183,7 +181,7 @@ def _is_asked_for(length: _LengthAccount, now: float) -> bool:
 
 
 def _length_use(length: _LengthAccount, now: float) -> LengthUse:
-    return LengthUse(length.given.read(now), length.refused)
+    return LengthUse(length.read(now), length.refused)
 
 
 class Feasibility(OnArrival):
@@ -211,8 +209,7 @@ class Feasibility(OnArrival):
         self._window_s, self._frozen = window_s(_WINDOW_S, settings), settings.frozen
         averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
         for account in self._accounts.values():
-            averages += (account.given, account.waits)
-            averages += [length.given for length in account.lengths.values()]
+            averages += (account, account.waits, *account.lengths.values())
         for average in averages:
             average.window_s = self._window_s
 
@@ -276,16 +273,19 @@ class Feasibility(OnArrival):
         for length in lengths:
             length.note(late=True)
 
-    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
+    def served(
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+    ) -> None:
         if self._frozen:
             return
         if not work:
             return
         first, first_s = work[0][0], 0.0  # most work is of one priority
         others_s: dict[int, float] = {}
-        for priority, tenant, seconds in work:
-            account = self._accounts.get((priority, tenant)) or self._open((priority, tenant))
-            account.given.add(seconds, now)
+        for at, (priority, tenant, seconds) in enumerate(work):
+            account = self._known(flows[at]) if flows else self._accounts.get((priority, tenant))
+            account = account or self._open((priority, tenant))
+            account.add(seconds, now)
             if priority == first:
                 first_s += seconds
             else:
@@ -307,7 +307,7 @@ class Feasibility(OnArrival):
         flow = tracked.flow
         account = self._known(flow) or self._open(flow.key)
         if taken:
-            account.length(tracked.forecast_edge, now).given.add(tracked.cost_s, now)
+            account.length(tracked.forecast_edge, now).add(tracked.cost_s, now)
         forecast_s = tracked.forecast_s
         if self._fixed_margin_s is None and forecast_s is not None:
             slack_s = tracked.latest_start - tracked.queued_at
@@ -327,7 +327,7 @@ class Feasibility(OnArrival):
         """What is known of each flow's forecasts."""
         for flow, account in self._accounts.items():
             error = account.error
-            yield FlowForecasts(flow, self._read(account.given, now), error.scale, error.margin_s)
+            yield FlowForecasts(flow, self._read(account, now), error.scale, error.margin_s)
 
     # -- the forecast
 
@@ -344,7 +344,7 @@ class Feasibility(OnArrival):
         if left < _MIN_LEFT * capacity:
             left = _MIN_LEFT * capacity
         share = left * weight / (weight + others) if others > 0.0 else left
-        rate = account.given.value if self._frozen else account.given.read(now)
+        rate = self._read(account, now)
         # By its share alone, an aggressor that gets what its neighbours leave unused would be
         # called late. By the measured rate alone, so would a flow that has just become active.
         if rate < share:

@@ -53,14 +53,14 @@ class LearntLimit(OnArrival):
         self._flows: dict[FlowKey, _Window] = {}
         self._settings = LimitParameters()
         self._frozen = self._is_fixed = False
-        self._most: float = self._settings.most
+        self._most = float(self._settings.most)
 
     def mode(self, admission: AdmissionParameters) -> Mode:
         return admission.limit.mode
 
     def tune(self, settings: DispatcherSettings) -> None:
         self._settings, self._frozen = settings.admission.limit, settings.frozen
-        self._is_fixed, self._most = self._settings.fixed is not None, self._settings.most
+        self._is_fixed, self._most = self._settings.fixed is not None, float(self._settings.most)
 
     def judge(self, newcomer: Newcomer, now: float) -> Answer:
         """Refuse while as many requests of its flow as the limit wait or run at this gateway."""

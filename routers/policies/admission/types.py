@@ -13,12 +13,14 @@ for nearly every request is a plain class here, see `routers.state.rows`.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from routers.api.requests import FlowKey, FlowWork, Reason
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.policies.admission.verdicts import Verdicts
+from routers.state.flows import Flow
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
 
@@ -136,9 +138,11 @@ class Controller:
         to a replica (`taken`), or because it was late."""
         return
 
-    def served(self, work: tuple[FlowWork, ...], now: float, *, late: bool) -> None:
+    def served(
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+    ) -> None:
         """Flows were given device seconds, by this gateway or by another one. `late`: in a batch of
-        late rows."""
+        late rows. `flows`: theirs, if they are known."""
         return
 
 
