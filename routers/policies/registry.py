@@ -22,19 +22,16 @@ from routers.policies.batching.by_bucket import BatchesByBucket
 from routers.policies.batching.full import FullBatches
 from routers.policies.batching.ragged import RaggedBatching
 from routers.policies.batching.types import Batching
-from routers.policies.edges.least_padding import LeastPadding
-from routers.policies.edges.least_seconds import LeastSeconds
-from routers.policies.edges.quantiles import Quantiles
-from routers.policies.edges.types import EdgePolicy
+from routers.policies.edges import EdgePolicy, LeastPadding, LeastSeconds, Quantiles
 from routers.policies.hedging import HedgeDelay, MultipleDelay, QuantileDelay
-from routers.policies.order.by_head import EarliestDeadline, FirstCome
-from routers.policies.order.deficit_round_robin import DeficitRoundRobin
-from routers.policies.order.fair_queueing import FairQueueing
-from routers.policies.order.token_counters import TokenCounters
-from routers.policies.placement.finish_first import FinishFirst
-from routers.policies.placement.least_loaded import LeastLoaded
-from routers.policies.placement.prequal import Prequal
-from routers.policies.placement.round_robin import RoundRobin
+from routers.policies.order import (
+    DeficitRoundRobin,
+    EarliestDeadline,
+    FairQueueing,
+    FirstCome,
+    TokenCounters,
+)
+from routers.policies.placement import FinishFirst, LeastLoaded, Prequal, RoundRobin
 from routers.policies.preemption import LeastUrgent, LeastWorkLost, Never, Preemption
 from routers.state.ready_replicas import Placement
 

@@ -19,8 +19,8 @@ from routers.api.settings import DispatcherSettings
 from routers.estimates.batch_size import Gaps
 from routers.estimates.groups import ReplicaGroups
 from routers.estimates.pressure import RefusedShare
-from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
+from routers.shared.edges import EdgeSolver
 from routers.state.flows import Flow
 from routers.state.offered import OfferedWork
 from routers.state.request_queue import RequestQueue

@@ -7,7 +7,7 @@ from dataclasses import replace
 from routers.api.requests import FlowKey, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.policies.admission.types import Answer, Controller, Newcomer, OnArrival
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.policies.order import FairQueueing
 from routers.state.flows import Flow, Flows
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest

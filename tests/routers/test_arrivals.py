@@ -8,7 +8,7 @@ from routers.api.requests import Request
 from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
 from routers.estimates.batch_size import gap_s
 from routers.estimates.groups import ReplicaGroups
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.policies.order import FairQueueing
 from routers.shared.arrivals import Arrivals
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue

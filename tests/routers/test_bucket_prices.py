@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from routers.api.settings import DispatcherSettings
-from routers.policies.edges.prices import (
+from routers.estimates.edge_prices import (
     BatchBounds,
     BatchPrices,
     LengthShares,

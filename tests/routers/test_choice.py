@@ -8,7 +8,7 @@ from routers.api.requests import Replica, ReplicaKind
 from routers.api.settings import DispatcherSettings, GenerationParameters
 from routers.batch.lease import BatchLease, BatchReplica, FormedBatch
 from routers.estimates.groups import ReplicaGroup
-from routers.policies.placement.finish_first import FinishFirst
+from routers.policies.placement import FinishFirst
 from routers.state.flows import Charge
 from routers.state.ready_replicas import ReadyReplicas
 from routers.state.replicas import Affinity

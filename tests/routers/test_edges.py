@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.api.settings import BucketSettings, DispatcherSettings
-from routers.policies.edges.edges import EdgeSolver, LengthHistogram, lattice
-from routers.policies.edges.least_seconds import LeastSeconds
-from routers.policies.edges.prices import (
+from routers.estimates.edge_prices import (
     BatchBounds,
     BatchPrices,
     LengthShares,
@@ -21,8 +19,9 @@ from routers.policies.edges.prices import (
     padding_price,
     total,
 )
-from routers.policies.edges.types import EdgeView
+from routers.policies.edges import EdgeView, LeastSeconds
 from routers.policies.registry import EDGES
+from routers.shared.edges import EdgeSolver, LengthHistogram, lattice
 
 
 @pytest.mark.parametrize("longest", [1, 2, 7, 63, 64])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.api.requests import Report
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.policies.order import FairQueueing
 from routers.state.flows import Charge, Flow, Flows
 from routers.state.lanes import FlowQueue, Lane
 from routers.state.tag_order import TagOrder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.policies.order.fair_queueing import FairQueueing
+from routers.policies.order import FairQueueing
 from routers.state.flows import Flows
 from routers.state.request_queue import RequestQueue
 

@@ -20,10 +20,10 @@ from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from routers.api.settings import DispatcherSettings
 from routers.estimates.cost.model import Coefficients, CostError, CostModel
 from routers.estimates.cost.residuals import at_quantile
-from routers.policies.edges.edges import lattice
-from routers.policies.edges.prices import BatchBounds, LengthShares
-from routers.policies.edges.types import EdgeView
+from routers.estimates.edge_prices import BatchBounds, LengthShares
+from routers.policies.edges import EdgeView
 from routers.policies.registry import EDGES
+from routers.shared.edges import lattice
 
 GAIN = 0.05
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routers.api.settings import BucketSettings, DispatcherSettings, PolicyNames
-from routers.policies.edges.edges import EdgeSolver
-from routers.policies.edges.prices import BatchBounds, LengthShares
-from routers.policies.edges.types import EdgeView
+from routers.estimates.edge_prices import BatchBounds, LengthShares
+from routers.policies.edges import EdgeView
 from routers.policies.registry import EDGES
+from routers.shared.edges import EdgeSolver
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 
 LONGEST = 512

@@ -18,8 +18,8 @@ from statistics import mean, median
 from loadtests.benches.runner import Bench, BenchOption, BenchRun, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most, number
 from routers.api.settings import BucketSettings
-from routers.policies.edges.edges import EdgeSolver
 from routers.policies.registry import EDGES
+from routers.shared.edges import EdgeSolver
 from tests.simulation.benches.in_time import (
     FIFO,
     InTime,

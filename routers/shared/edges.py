@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from routers.api.settings import DispatcherSettings, length_bounds
-from routers.policies.edges.prices import BatchBounds, Cost, LengthShares
-from routers.policies.edges.types import BestEdges, EdgePolicy, EdgeView
+from routers.estimates.edge_prices import BatchBounds, Cost, LengthShares
+from routers.policies.edges import BestEdges, EdgePolicy, EdgeView
 
 # Of the lattice and the histogram:
 _MAX_POINTS: Final = 64  # lengths of the lattice

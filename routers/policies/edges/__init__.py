@@ -1,1 +1,0 @@
-"""Bucket edges: which lengths are batched together?"""

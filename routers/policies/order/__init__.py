@@ -1,1 +1,0 @@
-"""Order: whose turn is it among flows?"""

@@ -1,1 +1,0 @@
-"""Placement: which replica is asked first?"""
