@@ -69,12 +69,11 @@ class Prequal(Placement):
     A replica is *hot* when it has at least as many leases in flight as the `_HOT` quantile of those
     lately seen; its latency tells nothing then. Instead of by probes, leases in flight and slowness
     are learnt from each answer. A replica is placed among the hot or the cold ones when something
-    happens to it.
+    happens to it. Keeps the last samples of leases in flight, sorted and in the order in which they
+    came.
 
     Source: Wydrowski et al., Load is not what you should balance: Introducing Prequal (NSDI'24),
     its hot-cold lexicographic rule.
-
-    Keeps the last samples of leases in flight, sorted and in the order in which they came.
     """
 
     def __init__(self) -> None:
