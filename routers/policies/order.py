@@ -146,7 +146,6 @@ class TokenCounters(FairQueueing):
     is lifted to the counter of the flow that is served: it gets no credit for the time it was idle,
     and waits behind nobody's backlog. Tokens of a model that generates are weighted as
     `GenerationParameters` says, and predicted output is corrected by the tokens really produced.
-
     Source: Sheng et al., Fairness in Serving Large Language Models (OSDI'24).
 
     `token_s`: seconds that a token counts as, so that counters compare with what other gateways
