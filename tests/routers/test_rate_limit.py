@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routers.policies.admission.rate_limit import Rate, TokenBucket
+from routers.policies.admission.rates import Rate, TokenBucket
 
 demands = st.lists(
     st.tuples(st.floats(0.0, 3.0), st.integers(1, 50)), min_size=1, max_size=60

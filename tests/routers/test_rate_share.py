@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from routers.policies.admission.rate_limit import Rate
-from routers.policies.admission.rate_share import NEWS_S, SILENT_S, RateShare, RateUse
+from routers.policies.admission.rates import NEWS_S, SILENT_S, Rate, RateShare, RateUse
 
 WHOLE = Rate(100.0, 50.0)
 TICK_S = 0.01

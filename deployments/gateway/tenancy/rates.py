@@ -1,7 +1,7 @@
 """How much may a tenant use: its own rates, and its share of what is bounded for all?
 
 Each of a tenant's rates is a token bucket, of which this gateway has a share. How large the share
-is, routers' `admission.rate_share` computes from what the other gateways report of the same tenant
+is, routers' `admission.rates` computes from what the other gateways report of the same tenant
 each second. Requests are counted by their headers, tokens once lengths are known. What is refused
 later, or answered from a cache, is counted all the same. A key may have rates of its own, which are
 checked first. Tenants that are read again keep their levels. `SharedBound` bounds what is held at a
@@ -20,8 +20,7 @@ from deployments.contract import errors
 from deployments.contract.registry import RateReport
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.key import RateSettings
-from routers.policies.admission.rate_limit import Rate
-from routers.policies.admission.rate_share import SILENT_S, RateShare, RateUse
+from routers.policies.admission.rates import SILENT_S, Rate, RateShare, RateUse
 
 QuotaKey = tuple[str, float]
 """A tenant's name and weight."""

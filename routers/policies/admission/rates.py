@@ -1,14 +1,20 @@
-"""How much of a tenant's rate may this gateway admit, when other gateways enforce the same rate?
+"""May a tenant ask for this now, or when? And with how much of its rate may this gateway admit?
 
-It may admit all that the other gateways are not asked for. If together they are asked for more than
-the rate, it may admit a part in proportion to demand; an equal part while nothing is heard of them.
-About once a second each gateway tells the others its demand a second and its running total
-admitted. All totals go to a ledger of the whole rate: if shares do not add up while news travels,
-the excess is bounded and does not repeat for ever. No gateway asks another for permission.
+A tenant has a token bucket for requests and one for tokens. Each fills at its rate up to its burst,
+and a request is admitted by both or by neither; a request larger than a whole burst by a full
+bucket, which then owes the rest. The level is computed from what was taken since the bucket was
+last full and never summed up, so it does not drift: over any stretch of T seconds at most burst +
+rate × T is taken, plus one request that is larger than the burst. Each gateway grants the whole
+burst: were it split, some gateways would by chance be empty while others are full.
 
-Unit: requests or tokens of one tenant. Over any T seconds all gateways admit at most
-burst + rate × T. With several gateways, each one after the first may add a burst, and each may add
-the rate while news travels (`NEWS_S`). Source: flow proportional share (Raghavan, SIGCOMM'07).
+Where several gateways enforce one rate, each may admit all that the others are not asked for; if
+together they are asked for more (`RateShare`), a part in proportion to demand, and an equal part
+while nothing is heard of the others. About once a second each tells the others its demand a second
+and its running total admitted. All totals go to a ledger of the whole rate: if shares do not add up
+while news travels, the excess is bounded and does not repeat for ever. No gateway asks another for
+permission. Over any T seconds all gateways admit at most burst + rate × T; each gateway after the
+first may add a burst, and the rate while news travels (`NEWS_S`).
+Source: flow proportional share (Raghavan, SIGCOMM'07).
 """
 
 from __future__ import annotations
@@ -19,7 +25,63 @@ from math import inf
 from typing import Final
 
 from routers.estimates.averages import DecayingRate
-from routers.policies.admission.rate_limit import Rate, TokenBucket
+
+_ROUNDING_S: Final = 1e-6  # added to the wait that is told, so that a retry exactly then succeeds
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`per_s` a second, and `burst` at once after a rest; inf: no bound."""
+
+    per_s: float = inf
+    burst: float = inf
+
+    def share(self, gateways: int) -> Rate:
+        """The rate that one of so many gateways enforces. Its burst is at least 1, else nothing
+        would pass."""
+        return Rate(self.per_s / gateways, max(1.0, self.burst))
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """`taken` is what was taken since `full_at`, when the bucket was full. A new bucket is full."""
+
+    rate: Rate
+    full_at: float
+    taken: float = 0.0
+
+    def level(self, now: float) -> float:
+        """What may be taken at once; negative while the bucket owes."""
+        if self.rate.per_s == inf:
+            return inf
+        return min(self.rate.burst, self._unbounded(now))
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until so much may be taken; 0.0: now."""
+        if amount <= 0.0 or self.rate.per_s == inf:
+            return 0.0
+        short = min(amount, self.rate.burst) - self.level(now)
+        return short / self.rate.per_s + _ROUNDING_S if short > 0.0 else 0.0
+
+    def take(self, amount: float, now: float) -> None:
+        """Take so much, whether or not `wait_s` allows it."""
+        if self.rate.per_s == inf:
+            return
+        if self._unbounded(now) >= self.rate.burst:
+            self.full_at, self.taken = now, 0.0
+        self.taken += amount
+
+    def change(self, rate: Rate, now: float) -> None:
+        """Another rate from now on; the level stays as far as it fits the new burst."""
+        if rate == self.rate:
+            return
+        level = self.level(now)
+        self.rate, self.full_at = rate, now
+        self.taken = max(0.0, rate.burst - level) if level < inf and rate.burst < inf else 0.0
+
+    def _unbounded(self, now: float) -> float:
+        return self.rate.burst + self.rate.per_s * (now - self.full_at) - self.taken
+
 
 NEWS_S: Final = 2.0  # how old news may be: it is sent once a second, and read once a second
 SILENT_S: Final = 5.0  # without news, after which nothing is known of the other gateways
