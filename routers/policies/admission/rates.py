@@ -6,15 +6,6 @@ bucket, which then owes the rest. The level is computed from what was taken sinc
 last full and never summed up, so it does not drift: over any stretch of T seconds at most burst +
 rate × T is taken, plus one request that is larger than the burst. Each gateway grants the whole
 burst: were it split, some gateways would by chance be empty while others are full.
-
-Where several gateways enforce one rate, each may admit all that the others are not asked for; if
-together they are asked for more (`RateShare`), a part in proportion to demand, and an equal part
-while nothing is heard of the others. About once a second each tells the others its demand a second
-and its running total admitted. All totals go to a ledger of the whole rate: if shares do not add up
-while news travels, the excess is bounded and does not repeat for ever. No gateway asks another for
-permission. Over any T seconds all gateways admit at most burst + rate × T; each gateway after the
-first may add a burst, and the rate while news travels (`NEWS_S`).
-Source: flow proportional share (Raghavan, SIGCOMM'07).
 """
 
 from __future__ import annotations
@@ -101,7 +92,16 @@ class RateUse:
 
 @dataclass(slots=True)
 class RateShare:
-    """One gateway's part of one of a tenant's rates. It starts full, with an equal part."""
+    """One gateway's part of one of a tenant's rates. It starts full, with an equal part.
+
+    It may admit all that the other gateways are not asked for; if together they are asked for more
+    than the rate, a part in proportion to demand, and an equal part while nothing is heard of them.
+    About once a second each tells the others its demand a second and its running total admitted.
+    All totals go to a ledger of the whole rate, so what is too much while news travels is bounded
+    and does not repeat; no gateway asks another for permission. Over any T seconds all gateways
+    admit at most burst + rate × T; each one after the first may add a burst, and the rate while
+    news travels (`NEWS_S`). Source: flow proportional share (Raghavan, SIGCOMM'07).
+    """
 
     whole: Rate  # of all gateways together
     gateways: int
