@@ -96,6 +96,7 @@ class Driver:
         if not busy or listed.control.lease is not None:
             return
         accounts = {account["model"]: account for account in self._served.rollouts()}
+        self._ends.clear()
         follows, fault = listed, None
         for name, entry in busy.items():
             model = self._model(name, entry, accounts.get(name))
@@ -103,11 +104,21 @@ class Driver:
                 follows = self._steps[entry.stage](model, self._with_record(model, follows))
             except ClusterError as silence:  # the others go on
                 fault = silence
-        if follows is not listed and self._clock() - asked <= GAP_S:
-            self._put(follows, details)
-        self._ends.clear()
+        if follows is not listed and (fresh := self._unchanged(listed, details, asked)) is not None:
+            self._put(follows, fresh)
         if fault is not None:
             raise fault
+
+    def _unchanged(
+        self, listed: AppList, details: Mapping[str, Any], asked: float
+    ) -> Mapping[str, Any] | None:
+        """Serve's details, just read, with this list still; None if it is another by now."""
+        if self._clock() - asked <= GAP_S:
+            return details
+        # All those questions took long: a busy machine, on which the next look would be no faster.
+        asked, details = self._clock(), self._served.details()
+        is_late = self._clock() - asked > GAP_S
+        return None if is_late or AppList.of(ours(details)) != listed else details
 
     def _model(self, name: str, entry: Entry, account: RolloutAccount | None) -> _Model:
         began = self._since.setdefault((name, entry.id, entry.stage), self._clock())

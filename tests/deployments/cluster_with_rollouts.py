@@ -30,8 +30,9 @@ class Serve(RegistryCalls):
     """Serve and the registry. broken: (model, milliseconds) that cannot start. starting: models
     that do not run yet. rows: that gateways hold of a model. deleting: removed applications that
     Serve still lists, and until when. calls_left: that are answered before Serve falls silent.
-    before_rollouts: runs once, before the registry answers. holds: the next list that is put
-    arrives only when it is released; until then whoever put it is stuck."""
+    slow_s: that each answer takes. before_rollouts: runs once, before the registry answers.
+    holds: the next list that is put arrives only when it is released; until then whoever put it is
+    stuck."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -43,6 +44,7 @@ class Serve(RegistryCalls):
         self.rows: dict[str, int] = {}
         self.puts = 0
         self.silent = False
+        self.slow_s = 0.0
         self.calls_left: int | None = None
         self.holds = False
         self.late: Mapping[str, Any] | None = None
@@ -140,6 +142,7 @@ class Serve(RegistryCalls):
             self.calls_left -= 1
         if self.silent:
             raise ClusterError("Serve's controller does not answer")
+        self.now += self.slow_s
 
 
 def milliseconds(app: Mapping[str, Any]) -> float:

@@ -48,6 +48,7 @@ HEADRACE = [sys.executable, "-P", "-m", "deployments.cli"]
 PATIENCE = float(os.environ.get("HEADRACE_TEST_PATIENCE", "4"))
 ANSWER_S = 15 * PATIENCE
 _PAGE_KEPT_S = 1.0  # how old a metrics port's page may be
+_PAUSE_S = 0.02  # of a load's client: without it the load takes the processors that it waits for
 PORTS = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
 
 
@@ -416,7 +417,7 @@ class Load:
     def _ask(self, client: int) -> None:
         body = self._kind.body(client)
         with httpx.Client(verify=False, timeout=ANSWER_S, headers=self._headers) as connection:
-            while not self._over.wait(0.005):
+            while not self._over.wait(_PAUSE_S):
                 try:
                     answer = connection.post(self._url, json=body)
                 except httpx.HTTPError as error:

@@ -29,7 +29,7 @@ import yaml
 from deployments.process.sockets import ChannelTls
 from deployments.settings.plain import SettingsErrors
 from deployments.settings_files.load import load
-from tests.kube.chart import Object
+from tests.kube.chart import LOADER, Object
 
 _KINDS = {
     "v1": {
@@ -249,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
         return parts.path.rstrip("/"), parse_qs(parts.query)
 
     def _body(self) -> Any:
-        return yaml.safe_load(self.rfile.read(int(self.headers.get("content-length", 0))))
+        return yaml.load(self.rfile.read(int(self.headers.get("content-length", 0))), LOADER)
 
     def _missing(self, path: str) -> None:
         self._answer(404, _status(404, "NotFound", f"{path} not found"))

@@ -6,9 +6,10 @@ Imported lazily, because `make unit` collects these tests in an environment that
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ SECTIONS = ("models", "tenants", "controllers", "operators", "scaling", "gateway
 
 Values = dict[str, Any]
 Object = dict[str, Any]
+# In C, where PyYAML was built with it: reading what is rendered took longer than rendering it.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def value_sets() -> Mapping[str, ValueSet]:
     only collected."""
     found = {path.stem: _platform(path) for path in sorted((CHART / "ci").glob("*.yaml"))}
     for path in sorted((Path(__file__).parent / "value_sets").glob("*.yaml")):
-        for name, each in yaml.safe_load(path.read_text()).items():
+        for name, each in yaml.load(path.read_text(), LOADER).items():
             wrong = misspelt(each)
             assert not wrong, f"{path.name}: {name} has {wrong}"
             if "values" in each:
@@ -75,7 +78,7 @@ def _platform(path: Path) -> ValueSet:
     text = path.read_text()
     about = text.splitlines()[0]
     assert about.startswith("# "), f"{path.name} does not say what it is"
-    return ValueSet(path.stem, about, yaml.safe_load(text))
+    return ValueSet(path.stem, about, yaml.load(text, LOADER))
 
 
 def laid_over(base: Values, values: Values) -> Values:
@@ -110,7 +113,12 @@ def merged(values: Values) -> Values:
 
 def rendered(values: Values, name: str = RELEASE) -> dict[str, str]:
     """Texts by the template that they come from. Raises helm_python.HelmError."""
-    found: dict[str, str] = loaded().render(values, name=name, namespace=NAMESPACE)
+    return dict(_rendered(json.dumps(values), name))
+
+
+@lru_cache(maxsize=128)  # tests of one value set follow each other; nothing in the chart is random
+def _rendered(values: str, name: str) -> dict[str, str]:
+    found: dict[str, str] = loaded().render(json.loads(values), name=name, namespace=NAMESPACE)
     return {path.removeprefix("headrace/templates/"): text for path, text in found.items()}
 
 
@@ -121,7 +129,7 @@ def objects(values: Values, name: str = RELEASE) -> list[Object]:
         each
         for path, text in texts.items()
         if path != "NOTES.txt"
-        for each in yaml.safe_load_all(text)
+        for each in yaml.load_all(text, LOADER)
         if each
     ]
 
@@ -138,7 +146,7 @@ def cluster_of(found: list[Object]) -> Object:
 
 def serve_config_of(found: list[Object]) -> Object:
     """As KubeRay sends it to Serve."""
-    config: Object = yaml.safe_load(ray_service(found)["spec"]["serveConfigV2"])
+    config: Object = yaml.load(ray_service(found)["spec"]["serveConfigV2"], LOADER)
     return config
 
 

@@ -14,7 +14,7 @@ import yaml
 from deployments.control.ray_env import variables
 from deployments.control.serve_config import in_cluster
 from deployments.settings.gateway import GatewaySettings
-from tests.kube.chart import Object
+from tests.kube.chart import LOADER, Object
 
 _DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
@@ -24,7 +24,7 @@ def serve_complaints(service: Object) -> Iterator[str]:
     from pydantic import ValidationError
     from ray.serve.schema import DeploymentSchema, ServeApplicationSchema, ServeDeploySchema
 
-    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    config = yaml.load(service["spec"]["serveConfigV2"], LOADER)
     try:
         ServeDeploySchema.model_validate(config)
     except ValidationError as error:
@@ -120,7 +120,7 @@ def environment_complaints(
 
 def drain_complaints(service: Object) -> Iterator[str]:
     """Replicas have time to finish, and pods to drain, before they are killed."""
-    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    config = yaml.load(service["spec"]["serveConfigV2"], LOADER)
     slowest = max(
         deployment.get("graceful_shutdown_timeout_s", 0)
         for application in config["applications"]

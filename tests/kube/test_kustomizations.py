@@ -11,7 +11,7 @@ import yaml
 
 from deployments.control.serve_config import serve_config
 from deployments.settings_files.load import load
-from tests.kube.chart import ROOT, Object, cluster_of, ray_service, serve_config_of
+from tests.kube.chart import LOADER, ROOT, Object, cluster_of, ray_service, serve_config_of
 from tests.kube.crds import Crds
 from tests.kube.kustomizations import FOLDERS, values, written
 from tests.kube.ray_rules import node_types
@@ -33,7 +33,7 @@ def _kustomized(folder: Path) -> list[Object]:
         ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in yaml.load_all(done.stdout, LOADER) if each]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda each: each.name)

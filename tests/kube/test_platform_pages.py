@@ -28,6 +28,7 @@ from deployments.settings.replicas import ReplicaSettings
 from deployments.tools.chart import values_schema
 from tests.kube.chart import (
     CHART,
+    LOADER,
     ROOT,
     Object,
     Values,
@@ -104,7 +105,7 @@ def rendered(text: str) -> tuple[list[Object], str]:
     texts = loaded().render(yaml.safe_load(text), name="demo", namespace="headrace")
     notes = next(text for path, text in texts.items() if path.endswith("NOTES.txt"))
     others = [text for path, text in texts.items() if not path.endswith("NOTES.txt")]
-    return [each for text in others for each in yaml.safe_load_all(text) if each], notes
+    return [each for text in others for each in yaml.load_all(text, LOADER) if each], notes
 
 
 def planned(page: Path, folder: Path) -> list[tuple[Typed, str]]:

@@ -49,6 +49,31 @@ def test_a_file_deployed_while_the_driver_asks_the_registry_is_not_overruled(sta
     assert (stand.running, end(stand)) == (ALONE, ("aborted", True))
 
 
+@pytest.mark.parametrize("rollout", [False, True])
+def test_a_change_ends_where_every_answer_takes_a_second(rollout):
+    made = Stand({"m": model(1)})
+    made.serve.slow_s = 1.0
+    changed = model(2) if rollout else {k: v for k, v in model(2).items() if k != "rollout"}
+    done = made.deploy({"m": changed})
+    assert (done.begun, done.replaced) == (({"m": 2}, {}) if rollout else ({}, {"m": 2}))
+    made.tick(8)
+    if rollout:
+        made.remote.decide("m")
+        made.tick(8)
+    assert made.listed.entries["m"].stage == "over"
+    assert made.running == {"m": 2}
+
+
+def test_a_file_deployed_while_a_slow_driver_asks_is_not_overruled(stand):
+    stand.serve.slow_s = 1.0
+    stand.serve.promote("m")
+    stand.serve.before_rollouts = lambda: stand.deploy(OLD)
+    stand.tick()
+    assert stand.running == BESIDE
+    stand.tick(8)
+    assert (stand.running, end(stand)) == (ALONE, ("aborted", True))
+
+
 def test_a_file_that_a_list_of_the_driver_undid_is_put_again(stand):
     stand.serve.promote("m")
     hold_a_put(stand)
