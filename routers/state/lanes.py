@@ -147,6 +147,12 @@ class Bucket(Tagged):
         """Take out any row. The place of a row that is not the first stays behind until it surfaces
         or is compacted."""
         line, heap, first = self.line, self.heap, self.first
+        last = len(line)
+        while first < last and line[first][2].bucket is not self:
+            first += 1
+        if first != self.first:
+            self._begin_at(first)
+            first = self.first
         row.bucket = None
         self.rows -= 1
         if not self.rows:

@@ -222,10 +222,12 @@ class RequestQueue:
         its place among its own rows, but not its share of the device. Smaller differences do not
         count: of 1,200 rows/s offered by 100 equal tenants, 490 rows/s were in time when any
         difference counted, and 1,055 rows/s with this rule."""
-        late_lanes = self.late
-        if lane.late or not late_lanes[lane.priority].rows:
+        if lane.late:
             return lane
-        late, first = late_lanes[lane.priority].first(lengths), lane.first(lengths)
+        late_lane = self.late[lane.priority]
+        if not (late_lane.rows or late_lane.order.heap):
+            return lane
+        late, first = late_lane.first(lengths), lane.first(lengths)
         if late is None or first is None or late.flow.rows:
             return lane
         batch_s = group.max_work_s / late.flow.weight
