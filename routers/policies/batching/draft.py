@@ -127,7 +127,7 @@ class Draft:
         rank = (int(lane.late), lane.priority, start)
         paid = charges if self._order.settles else self._paid()
         charge = Charge(rank, predicted_s, charges, paid, epoch, group.speed)
-        charge.flows = list(self._shares)
+        charge.of(list(self._shares))
         return FormedBatch(rows, width, self.edge, charge)
 
     def _settled_charges(self, work_s: float) -> tuple[FlowWork, ...]:
