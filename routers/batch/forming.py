@@ -424,7 +424,7 @@ class Forming:
             bucket.queue.took_turn(bucket, max(work_s, _min_turn_s(group, bucket.queue)))
         rank = int(lane.late), lane.priority, batch.tag if view.by_share else 0.0
         charge = Charge(rank, predicted_s, charges, paid, flows.epoch, group.speed)
-        charge.flows = list(shares)
+        charge.of(list(shares))
         width = batch.width(batch.size, batch.tokens)
         return FormedBatch(batch.rows, width, batch.edge, charge)
 

@@ -52,10 +52,9 @@ class Flow:
     dropped: bool  # its account was dropped while it was idle
     asks: MeanWork  # what its requests take on average
     # What others keep of it, so that they need not look for it each time; each of them believes
-    # only what is its own: two controllers of admission, and `tenant_shares` of its tenant.
-    limit: Any
-    forecasts: Any
+    # only what is its own: `tenant_shares` of its tenant, and two controllers of admission.
     share: Any
+    notes: list[Any]
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Flow:
         self.waiting_s = self.served_s = self.peer_demand_s = 0.0
         self.blind = self.claims = self.dropped = False
         self.asks = MeanWork()
-        self.limit = self.forecasts = self.share = None
+        self.share, self.notes = None, [None, None]
 
     @property
     def active(self) -> bool:
@@ -101,6 +100,11 @@ class Charge:
         self.rank, self.predicted_s, self.speed = rank, predicted_s, speed
         self.charges, self.paid, self.epoch = charges, paid, epoch
         self.flows: list[Flow] = []
+
+    def of(self, flows: list[Flow]) -> Charge:
+        """The charge itself, once it is known whose it is."""
+        self.flows = flows
+        return self
 
     @property
     def work_s(self) -> float:

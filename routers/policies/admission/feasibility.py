@@ -22,7 +22,14 @@ from routers.api.requests import FlowKey, FlowWork, Reason
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate, TimeAverage
 from routers.policies.admission.length_shares import LengthUse, margin_part
-from routers.policies.admission.types import ADMIT, Answer, Newcomer, OnArrival, window_s
+from routers.policies.admission.types import (
+    ADMIT,
+    FORECAST_NOTE,
+    Answer,
+    Newcomer,
+    OnArrival,
+    window_s,
+)
 from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
@@ -364,9 +371,9 @@ class Feasibility(OnArrival):
 
     def _known(self, flow: Flow) -> _Account | None:
         """The flow's account; None: it has none."""
-        account: _Account | None = flow.forecasts
+        account: _Account | None = flow.notes[FORECAST_NOTE]
         if account is None or account.owner is not self:
-            flow.forecasts = account = self._accounts.get(flow.key)
+            flow.notes[FORECAST_NOTE] = account = self._accounts.get(flow.key)
         return account
 
     def _open(self, flow: FlowKey) -> _Account:

@@ -19,7 +19,14 @@ from typing import Final
 
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, LimitParameters, Mode
-from routers.policies.admission.types import ADMIT, REFUSE, Answer, Newcomer, OnArrival
+from routers.policies.admission.types import (
+    ADMIT,
+    LIMIT_NOTE,
+    REFUSE,
+    Answer,
+    Newcomer,
+    OnArrival,
+)
 from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
@@ -123,9 +130,9 @@ class LearntLimit(OnArrival):
 
     def _known(self, flow: Flow) -> _Window | None:
         """The flow's window; None: it has none."""
-        window: _Window | None = flow.limit
+        window: _Window | None = flow.notes[LIMIT_NOTE]
         if window is None or window.owner is not self:
-            flow.limit = window = self._flows.get(flow.key)
+            flow.notes[LIMIT_NOTE] = window = self._flows.get(flow.key)
         return window
 
     def _open(self, flow: FlowKey, now: float) -> _Window:

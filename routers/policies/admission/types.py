@@ -24,6 +24,9 @@ from routers.state.flows import Flow
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
 
+# Places among a flow's notes, of the controllers that keep one
+LIMIT_NOTE: Final = 0
+FORECAST_NOTE: Final = 1
 _SLOS: Final = 5.0  # SLOs that an average spans at least, hence several batches
 
 
