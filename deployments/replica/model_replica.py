@@ -54,7 +54,7 @@ from deployments.replica.watchdogs import watch_hangs, watch_memory, watch_stall
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.plain import settings_digest
 from deployments.settings_files.made import cache_dir
-from routers.stream.engines import WAITING_SHARE
+from routers.stream.staging import WAITING_SHARE
 from runtimes import catalog, independence, profiling
 from runtimes.profiling import Profile
 from runtimes.types import Adapter, DeviceMemory, Runtime, StreamRuntime

@@ -1,4 +1,4 @@
-"""Averages over continuous time that need no timer, and how busy the replicas are.
+"""Averages over continuous time that need no timer: rates, how busy replicas are, who uses them.
 
 `DecayingRate` averages amounts that come in lumps (seconds of service at the end of a batch),
 `TimeAverage` a value that holds from one call to the next, `Utilisation` the share of replicas that
@@ -9,7 +9,8 @@ tenth of the average.
 
 from __future__ import annotations
 
-from math import exp, inf
+from dataclasses import dataclass
+from math import exp, expm1, inf
 from typing import Final
 
 _WINDOW_S: Final = 1.0
@@ -96,3 +97,50 @@ class Utilisation:
     def served_elsewhere(self, served_s: float, replicas: int) -> None:
         """One of so many replicas has served other gateways for so long."""
         self._foreign += served_s / (_WINDOW_S * max(1, replicas))
+
+
+_PEERS_WINDOW_S: Final = 5.0
+_SHORT_S: Final = 1e-6  # a report that covers less counts as one of a moment
+
+
+@dataclass(slots=True)
+class _Told:
+    at: float
+    rate: float = 0.0
+
+
+class PeerLoad:
+    """What other gateways take of one model's replicas.
+
+    The answers of a replica say what it has served for other gateways since its last answer.
+    Averaged for each replica over about `_PEERS_WINDOW_S`. Unit: reference seconds a second, so a
+    replica that works for others alone counts as its group's speed. A replica's first report is
+    ignored: nobody knows what time it covers. While a replica is not heard of, its last average
+    stands.
+    """
+
+    def __init__(self) -> None:
+        self.rate = 0.0  # of all replicas, reference seconds a second
+        self._told: dict[str, _Told] = {}
+
+    def report(self, replica_id: str, work_s: float, now: float, *, most: float = inf) -> None:
+        """Since its last report the replica has served so much for others, of `most` a second that
+        it can do: a report may cover work that was charged when it began."""
+        told = self._told.get(replica_id)
+        if told is None:
+            self._told[replica_id] = _Told(now)
+            return
+        span_s, told.at = now - told.at, now
+        if not (work_s or told.rate):
+            return  # always so where there is one gateway
+        new = -expm1(-span_s / _PEERS_WINDOW_S)  # the weight of this report
+        gain = new / span_s if span_s > _SHORT_S else 1.0 / _PEERS_WINDOW_S
+        change = min(gain * work_s - new * told.rate, most - told.rate)
+        told.rate += change
+        self.rate = max(0.0, self.rate + change)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone."""
+        told = self._told.pop(replica_id, None)
+        if told is not None:
+            self.rate = max(0.0, self.rate - told.rate)

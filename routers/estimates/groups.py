@@ -19,10 +19,10 @@ from math import inf
 from typing import Final
 
 from routers.api.settings import DispatcherSettings, GroupSettings, length_bounds
+from routers.estimates.averages import PeerLoad
 from routers.estimates.batch_size import BatchSizes
 from routers.estimates.cost.model import CostModel
 from routers.estimates.engine_speed import EngineSpeed
-from routers.estimates.peer_load import PeerLoad
 from routers.estimates.turnaround import Turnaround
 
 _BATCH_GAIN: Final = 0.05

@@ -1,4 +1,4 @@
-"""How long do batches take, as a multiple of the prediction for them?"""
+"""How long do batches and first tokens take, as a multiple of the prediction for them?"""
 
 from __future__ import annotations
 
@@ -63,3 +63,35 @@ def _bin(ratio: float) -> int:
     if ratio <= _MIN_RATIO:
         return 0
     return min(_BINS - 1, int(-(-log(ratio / _MIN_RATIO) // _BIN_WIDTH)))
+
+
+_MAX_BUCKETS: Final = 64
+
+
+class FirstTokens:
+    """Histograms of first tokens' measured over predicted seconds, by bucket.
+
+    Over one group's replicas, as `policies.hedging` keeps it for batches. The prediction already
+    counts the prompts that are read before, so the ratios show how engines vary. A request that was
+    given up after its delay counts as having taken at least so long: if it were left out, the
+    quantile that tells slow requests would lack the slow ones.
+    """
+
+    def __init__(self) -> None:
+        self._ratios: dict[int, RatioHistogram] = {}
+
+    def observe(self, edge: int, seconds: float, predicted_s: float) -> None:
+        """A first token of the bucket `edge` came `seconds` after its replica had begun with the
+        request."""
+        if predicted_s <= 0.0:
+            return
+        ratios = self._ratios.get(edge)
+        if ratios is None:
+            if len(self._ratios) >= _MAX_BUCKETS:
+                del self._ratios[next(iter(self._ratios))]
+            ratios = self._ratios[edge] = RatioHistogram()
+        ratios.observe(seconds / predicted_s)
+
+    def ratios(self, edge: int) -> RatioHistogram | None:
+        """Those of a bucket; None: none was measured."""
+        return self._ratios.get(edge)

@@ -66,7 +66,7 @@ from routers.simulation.traffic import (
     SimRecorder,
     SimResult,
 )
-from routers.stream.engines import SharedEngines, TokenPrices
+from routers.stream.staging import SharedEngines, TokenPrices
 
 __all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]
 

@@ -97,7 +97,7 @@ class SimLease:
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
     its gateway asked to hear of its start, as it does for ties and at shared replicas; `failed`:
     positions of the rows that the model failed on; `aborted`: nothing of it is given to anybody any
-    more; `prices`: as of `routers.stream.engines.TokenPrices`."""
+    more; `prices`: as of `routers.stream.staging.TokenPrices`."""
 
     gateway: str
     dispatch: Dispatch

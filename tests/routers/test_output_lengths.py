@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routers.estimates.output_lengths import OutputLengths
+from routers.estimates.generations import OutputLengths
 
 
 def known(**tenants: list[float]) -> OutputLengths:

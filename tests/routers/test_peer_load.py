@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.estimates.peer_load import PeerLoad
+from routers.estimates.averages import PeerLoad
 
 
 def test_a_first_report_says_nothing():

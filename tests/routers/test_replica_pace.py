@@ -10,7 +10,7 @@ import pytest
 from routers.api.actions import Action, Dispatch
 from routers.api.requests import LeaseEnd, Tokens
 from routers.api.settings import GenerationParameters, HedgeParameters, OutlierParameters
-from routers.estimates.replica_pace import ReplicaPace
+from routers.estimates.engine_speed import ReplicaPace
 from tests.routers.conftest import Driver
 
 Start = Callable[..., Driver]

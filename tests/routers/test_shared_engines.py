@@ -9,8 +9,8 @@ import pytest
 from routers.api.requests import Report
 from routers.api.settings import DispatcherSettings, GenerationParameters
 from routers.api.snapshot import Snapshot
-from routers.stream.engines import SharedEngines, TokenPrices
 from routers.stream.scheduler import StreamScheduler
+from routers.stream.staging import SharedEngines, TokenPrices
 
 SHARED_S, PRICED_EVERY_S = 10.0, 1.0
 LEARNS = GenerationParameters(input_weight=1.0, output_weight=3.0, tokens_per_s=100.0)

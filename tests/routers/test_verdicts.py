@@ -1,7 +1,7 @@
 """Off, observe and enforce, in the words of every shedding policy."""
 
 from routers.api.settings import Mode
-from routers.policies.admission.verdicts import Verdicts
+from routers.policies.admission.types import Verdicts
 
 
 def test_enforced_no_holds_and_is_counted():

@@ -77,8 +77,8 @@ from routers.api.requests import (
     Tokens,
 )
 from routers.api.settings import DispatcherSettings
-from routers.stream.engines import SharedEngines, TokenPrices
 from routers.stream.scheduler import StreamScheduler
+from routers.stream.staging import SharedEngines, TokenPrices
 from runtimes.types import AdapterLoad, DeviceMemory, EngineLoad
 
 logger = logging.getLogger("headrace.queue")

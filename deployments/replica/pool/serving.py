@@ -26,7 +26,7 @@ from deployments.replica.stream_core import StreamCore
 from deployments.replica.watchdogs import watch_hangs, watch_stalls
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
-from routers.stream.engines import WAITING_SHARE
+from routers.stream.staging import WAITING_SHARE
 from runtimes.types import DeviceMemory, Runtime, Sleeping
 
 _MARGIN_S = 5.0  # that a drain gets beyond the longest runs

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from routers.api.requests import FlowKey, FlowWork, Reason
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
-from routers.policies.admission.verdicts import Verdicts
 from routers.state.flows import Flow
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
@@ -212,3 +211,36 @@ def window_s(min_s: float, settings: DispatcherSettings) -> float:
     """Seconds that an average should span whose samples come in batches: at least `min_s`, and
     several SLOs."""
     return max(min_s, _SLOS * settings.slo_s)
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """A policy's mode and its counts. Two fields follow the mode: `off`, the policy is not to be
+    asked, and `acts`, a no is enforced.
+
+    One record a policy. With mode `OFF` the policy is not asked; `OBSERVE` counts a no and lets the
+    request pass; `ENFORCE` counts and sheds. A no that is only observed changes nothing, so
+    `would_shed` counts in a system whose queue goes on filling: under lasting overload it is larger
+    than what `ENFORCE` would shed.
+    """
+
+    mode: Mode
+    shed: int = 0
+    would_shed: int = 0
+    off: bool = field(init=False)
+    acts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tune(self.mode)
+
+    def tune(self, mode: Mode) -> None:
+        """Set the mode; counts stay."""
+        self.mode, self.off, self.acts = mode, mode is Mode.OFF, mode is Mode.ENFORCE
+
+    def no(self) -> bool:
+        """Count a no. Returns whether it is enforced."""
+        if self.acts:
+            self.shed += 1
+            return True
+        self.would_shed += 1
+        return False

@@ -21,7 +21,7 @@ from deployments.gateway.queues.pending_requests import (
     BatchEnd,
     PendingStreamRequest,
 )
-from routers.stream import engines
+from routers.stream import staging
 from runtimes.types import AdapterLoad
 
 Describe = Callable[..., ModelDescription]
@@ -309,7 +309,7 @@ async def test_beside_other_gateways_as_many_again_wait_at_the_replica(
         await b.begun(2 * most + 1)
         assert b.engines.running == 2 * most
         b.engines.others = 0
-        monkeypatch.setattr(engines, "_SHARED_S", -1.0)  # it was long ago
+        monkeypatch.setattr(staging, "_SHARED_S", -1.0)  # it was long ago
         for _ in range(most + 1):
             await ends_one()
             await until(lambda: not b.queue.calls.count or b.engines.running <= 2 * most)

@@ -25,7 +25,7 @@ from deployments.process.replica_directory import RunningReplica
 from deployments.replica.stream_core import StreamCore
 from routers.api.requests import Generation
 from routers.api.settings import GenerationParameters
-from routers.stream.engines import WAITING_SHARE
+from routers.stream.staging import WAITING_SHARE
 from runtimes.types import Chunk, EngineLoad, StreamRequest
 
 Describe = Callable[..., ModelDescription]
