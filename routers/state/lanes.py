@@ -78,18 +78,22 @@ class Bucket(Tagged):
         """The first row, left where it is."""
         if not self.rows:
             return None
-        line, heap, first = self.line, self.heap, self.first
-        last = len(line)
-        while first < last and line[first][2].bucket is not self:
-            first += 1
-        if first != self.first:
-            self._begin_at(first)
-            first = self.first
+        line, heap, first = self.line, self.heap, self._first_in_line()
         while heap and heap[0][2].bucket is not self:
             heappop(heap)
         if heap and not (first < len(line) and line[first] < heap[0]):
             return heap[0][2]
         return line[first][2] if first < len(line) else None
+
+    def _first_in_line(self) -> int:
+        """Where in line the first row stands that has not left."""
+        line, first = self.line, self.first
+        last = len(line)
+        while first < last and line[first][2].bucket is not self:
+            first += 1
+        if first != self.first:
+            self._begin_at(first)
+        return self.first
 
     def _begin_at(self, first: int) -> None:
         """What stands in line before `first` has left. It is dropped once it is half of it all."""
@@ -146,13 +150,7 @@ class Bucket(Tagged):
     def discard(self, row: Row) -> None:
         """Take out any row. The place of a row that is not the first stays behind until it surfaces
         or is compacted."""
-        line, heap, first = self.line, self.heap, self.first
-        last = len(line)
-        while first < last and line[first][2].bucket is not self:
-            first += 1
-        if first != self.first:
-            self._begin_at(first)
-            first = self.first
+        line, heap, first = self.line, self.heap, self._first_in_line()
         row.bucket = None
         self.rows -= 1
         if not self.rows:
