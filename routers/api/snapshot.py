@@ -1,6 +1,6 @@
 """Which numbers describe the core at one moment, for metrics, `status` and tests?
 
-Frozen values, made by `core/snapshots.py`. Work is counted in seconds on one replica of the
+Frozen values, made by `shared/snapshots.py`. Work is counted in seconds on one replica of the
 reference group; counters count since the start of the dispatcher.
 """
 

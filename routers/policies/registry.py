@@ -1,4 +1,4 @@
-"""The policies that settings may name. A new one is a file beside the others and a line here.
+"""The policies that settings may name. A new one is a class beside the others and a line here.
 
 All policies of a kind pass the same suite (`tests/routers/policies`). `PolicyNames` says which are
 used unless the settings name others.

@@ -4,7 +4,7 @@ The source is staged as IR and compiled at the settings' precision, not at one o
 choice. It is compiled for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which
 costs memory and gains some speed. The compiled code is cached beside the IR without the weights;
 these stay a mapped file that all replicas on the host share. The plugin runs one stream, tuned for
-latency. `pinning` binds the threads, because the plugin would bind every replica's threads to the
+latency. `pin` binds the threads, because the plugin would bind every replica's threads to the
 same processors.
 
 Devices other than the CPU are not supported. Source: OpenVINO's documentation of the CPU device, of

@@ -4,7 +4,7 @@ HAProxy refuses what two readers may understand differently: a request without H
 with a header name other than letters, digits and dashes, or with a path that climbs or cannot be
 decoded. It removes `Upgrade`, takes `path_prefix` off a path that has it, and lets pages read its
 refusals as `gateway.cors` says. It bounds connections and unfinished bodies by address, so that
-nobody takes the places of all (`_of_connections`, `_of_bodies`). A single address may still have
+nobody takes the places of all (`of_connections`, `_of_bodies`). A single address may still have
 four fifths of the connections and half of the places for bodies, because behind a load balancer all
 callers share one. `trusted_proxies` lists whose word for the caller's address is taken (`_hops`).
 An IPv6 address counts by its first 64 bits: one network has 2^64 of the rest (RFC 6177).

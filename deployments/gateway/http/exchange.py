@@ -94,7 +94,7 @@ class Exchange:
         self._send = send
         self.arrived = time.perf_counter()
         self.method: str = scope["method"]
-        # As it was sent: what stood before the gateway saw no other (router.py).
+        # As it was sent: what stood before the gateway saw no other (request_head.py).
         self.path: str = scope["raw_path"].decode("latin-1")
         self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])

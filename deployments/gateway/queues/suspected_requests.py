@@ -1,6 +1,6 @@
 """May this request be worked on, after gateways have ended while they worked on requests?
 
-A gateway notes what it works on (`request_journal`). What a gateway had when it ended is suspect:
+A gateway notes what it works on (`RequestJournal`). What a gateway had when it ended is suspect:
 here it is parsed, tokenised and encoded while no other suspect is. One that a second gateway ends
 with while it runs so, and nothing else beside it, is refused, by every gateway, as long as an input
 that ends replicas would be. Where something new ran beside it, that may have been the cause, so

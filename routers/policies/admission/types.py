@@ -2,7 +2,7 @@
 
 A controller answers at one of three moments: when a request arrives (`OnArrival`), before a late
 request waits (`OnceLate`), or when a request's turn has come (`AtTurn`). An answer changes nothing.
-The controller's mode decides whether a no is enforced, and the core (`core/admission.py`) asks,
+The controller's mode decides whether a no is enforced, and the core (`shared/admission.py`) asks,
 counts, records and rejects. What a controller learns reaches it by calls of their own, apart from
 the questions, and only those that its class overrides.
 

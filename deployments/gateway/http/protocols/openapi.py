@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document of everything the gateway answers, with an example per ready model.
 
-Written anew for the models at hand; bodies' schemas stand in `openapi_schemas`, examples in
-`openapi_examples`. It describes; it routes and validates nothing.
+Written anew for the models at hand; bodies' schemas stand in `openapi_schemas`. It describes; it
+routes and validates nothing.
 
 Source: OpenAPI Specification 3.1.0.
 """
