@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -81,6 +82,16 @@ def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
     assert [each.answered_at for each in again.outcomes] == [
         each.answered_at for each in first.outcomes
     ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_requests_that_are_due_at_no_time_are_served(order, batching):
+    core = BatchScheduler(under(order=order, batching=batching))
+    for number in range(8):
+        core.step(Arrive(Request(number, (30,), 0.0, inf, inf)), 0.0)
+    sent = core.step(Replicas((Replica("r", 1.0),)), 0.0)
+    assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == [8]
 
 
 @pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
