@@ -252,7 +252,8 @@ class Forming:
             group.holds_back = True
             # Shorter rows are left to another group, which may not take those above the bound.
             edge, longest = choice.edge, group.longest
-            bound = next((each for each in bounds if edge <= each < longest), 0)
+            left = 0 if lengths is None else lengths.above
+            bound = next((each for each in bounds if left < each < longest and edge <= each), 0)
             if not bound:
                 return None
             lengths = LengthRange(bound, longest)
@@ -282,7 +283,9 @@ class Forming:
             if bucket is None or not bucket.rows:
                 bucket = order.first()
         assert bucket is not None
-        batch = self._begun(bucket.flow, edge, min(choice.max_rows, view.max_rows(edge)))
+        # One at least: a policy that is asked again would answer the same.
+        room = max(1, min(choice.max_rows, view.max_rows(edge)))
+        batch = self._begun(bucket.flow, edge, room)
         batch.bucket = bucket
         order.begin_walk()
         self._walk(batch, order, lengths, choice, now, actions)

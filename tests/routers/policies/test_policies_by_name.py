@@ -18,6 +18,7 @@ from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
+    GroupSettings,
     LimitParameters,
     Mode,
     PolicyNames,
@@ -26,6 +27,7 @@ from routers.batch.lease import BatchReplica
 from routers.batch.scheduler import BatchScheduler
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
+from routers.policies.batching.types import Batching, Choice, leave
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.replica_state import Foreign
@@ -92,6 +94,21 @@ def test_requests_that_are_due_at_no_time_are_served(order, batching):
         core.step(Arrive(Request(number, (30,), 0.0, inf, inf)), 0.0)
     sent = core.step(Replicas((Replica("r", 1.0),)), 0.0)
     assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == [8]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("choice", "rows"), [(leave(0), []), (Choice(32, max_rows=0), [1])])
+def test_a_policy_that_always_answers_the_same_is_not_asked_for_ever(monkeypatch, choice, rows):
+    class Same(Batching):
+        def choose(self, view, now):
+            return choice
+
+    monkeypatch.setitem(BATCHINGS, "same", Same)
+    groups = GroupSettings("short", PROFILE, max_length=32), GroupSettings("long", PROFILE)
+    core = BatchScheduler(replace(under(batching="same"), profile=(), groups=groups))
+    core.step(Replicas((Replica("r", 1.0, group="long"),)), 0.0)
+    sent = core.step(Arrive(Request(1, (30, 90), 0.0, 1.0, 9.0)), 0.0)
+    assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == rows
 
 
 @pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
