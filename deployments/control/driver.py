@@ -85,6 +85,7 @@ class Driver:
     def tick(self) -> None:
         """Raises ClusterError where the cluster does not answer; the next tick does what this one
         did not."""
+        self._ends.clear()
         asked, details = self._clock(), self._served.details()
         listed = AppList.of(ours(details))
         if listed.own is None or self._undo_stale(listed, details):
@@ -96,7 +97,6 @@ class Driver:
         if not busy or listed.control.lease is not None:
             return
         accounts = {account["model"]: account for account in self._served.rollouts()}
-        self._ends.clear()
         follows, fault = listed, None
         for name, entry in busy.items():
             model = self._model(name, entry, accounts.get(name))

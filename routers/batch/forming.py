@@ -150,7 +150,7 @@ class Forming:
         # In this step: until when a replica lets a batch grow, and when the first retried row that
         # was held back may risk the last replica; inf: none does.
         self.held_until = self.next_retry_at = inf
-        self._holds = False  # the replica that was asked last waits for more rows
+        self._holds = False  # the lane that was asked last waits for more rows
         self._view = _LaneView()
         self._view.gaps = requests.arrivals.gaps
         self.adopt(settings)
@@ -183,9 +183,11 @@ class Forming:
         view.trusted, view.starts_in_s = trusted, starts_in_s
         view.last_edge = replica.last_edge
         view.takes = lengths = replicas.lengths_of(replica)
-        self._holds = False
+        held: Lane | None = None  # waits for more rows; one that was passed over is asked first
         requests.waiting.reorder()
         for lane in requests.waiting.lanes_in_turn(requests.settings.ageing_s, now):
+            if held is not None and (lane.late or lane.priority > held.priority):
+                return None  # less urgent rows wait with those that are held back
             retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
             if retried is not None and self._may_retry_on(retried, replica, now):
                 if replica.leases:
@@ -195,12 +197,13 @@ class Forming:
             if lane.rows == lane.isolated.rows:
                 continue  # nothing waits here but retried rows
             chosen = requests.waiting.lane_in_turn(lane, view.group, lengths)
+            self._holds = False
             batch = self._led(chosen, now, actions)
             if batch is not None:
                 lane.since = now
                 return batch
             if self._holds:
-                return None  # less urgent rows wait with those that are held back
+                held = lane
         return None
 
     def _may_retry_on(self, row: Row, replica: BatchReplica, now: float) -> bool:
@@ -249,7 +252,8 @@ class Forming:
             group.holds_back = True
             # Shorter rows are left to another group, which may not take those above the bound.
             edge, longest = choice.edge, group.longest
-            bound = next((each for each in bounds if edge <= each < longest), 0)
+            left = 0 if lengths is None else lengths.above
+            bound = next((each for each in bounds if left < each < longest and edge <= each), 0)
             if not bound:
                 return None
             lengths = LengthRange(bound, longest)
@@ -279,7 +283,9 @@ class Forming:
             if bucket is None or not bucket.rows:
                 bucket = order.first()
         assert bucket is not None
-        batch = self._begun(bucket.flow, edge, min(choice.max_rows, view.max_rows(edge)))
+        # One at least: a policy that is asked again would answer the same.
+        room = max(1, min(choice.max_rows, view.max_rows(edge)))
+        batch = self._begun(bucket.flow, edge, room)
         batch.bucket = bucket
         order.begin_walk()
         self._walk(batch, order, lengths, choice, now, actions)

@@ -13,7 +13,7 @@ decides which groups may be used, never which replica. Work: a look at each grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -189,9 +189,11 @@ class ReplicaGroups:
     def all(self) -> Iterable[ReplicaGroup]:
         return self.by_name.values()
 
-    def adopt(self, settings: DispatcherSettings, edges: tuple[int, ...]) -> None:
+    def adopt(
+        self, settings: DispatcherSettings, edges: tuple[int, ...], used: Collection[str] = ()
+    ) -> None:
         """Go on under new settings. A group that they no longer list stays, with what it has
-        learnt, while it has replicas."""
+        learnt, while it has replicas: also those that drain, whose groups are `used`."""
         self._settings, self._edges = settings, edges
         self.bounds = length_bounds(settings)
         listed = {each.name: each for each in settings.groups} or {"": GroupSettings("")}
@@ -202,7 +204,7 @@ class ReplicaGroups:
             group.adopt(of_group(settings, own), edges)
         for name, group in list(self.by_name.items()):
             if name not in listed:
-                if not group.running:
+                if not group.running and name not in used:
                     del self.by_name[name]
                     continue
                 group.adopt(_of_unlisted_group(settings, group), edges)

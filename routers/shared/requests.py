@@ -445,7 +445,8 @@ class RequestTable:
         self.bounds.adopt(settings)
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
-        self.groups.adopt(settings, self.waiting.edges)
+        used = {replica.group.name for replica in self._replicas.by_id.values()}
+        self.groups.adopt(settings, self.waiting.edges, used)
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs: seconds until one is expected to run; 0.0: unknown."""

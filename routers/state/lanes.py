@@ -248,7 +248,10 @@ class FlowQueue(Tagged):
         lowest = (inf, 0)
         for bucket in self.waiting(lengths):
             row = bucket.head()
-            if row is not None and (place := (self.rank_of(row), row.order)) < lowest:
+            if row is None:
+                continue
+            place = self.rank_of(row), row.order
+            if first is None or place < lowest:  # it may be due at no time
                 first, lowest = row, place
         return first
 

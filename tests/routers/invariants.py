@@ -237,7 +237,7 @@ def _check_no_idle_replica(scheduler: BatchScheduler) -> None:
     for a batch to grow, or is of a group that leaves them to another, which is not left to itself.
     """
     replicas = scheduler._replicas
-    if scheduler._requests.waiting.rows and scheduler._forming.held_until is None:
+    if scheduler._requests.waiting.rows and scheduler._forming.held_until == inf:
         for replica in _ready(replicas):
             if replica.unhealthy and replicas.spares_above is None:
                 continue
@@ -251,9 +251,9 @@ def _leaves_rows_to_others(scheduler: BatchScheduler, replica: BatchReplica) -> 
     if group.is_open and not group.holds_back:
         return False
     lanes = list(scheduler._requests.waiting.lanes())
-    capacity = scheduler._replicas.capacity_of(replica, 0.0, trusted=True)
-    alone = [lane.first_alone(capacity.lengths) for lane in lanes]
-    if replica.leases and any(row is not None and capacity.allows(row) for row in alone):
+    lengths = scheduler._replicas.lengths_of(replica)
+    alone = [lane.first_alone(lengths) for lane in lanes]
+    if replica.leases and any(row and _allows(scheduler, replica, row) for row in alone):
         return True  # it empties for one of these, whatever its group said of the others
     edges = [e for lane in lanes for e, each in lane.length_classes.items() if each.rows]
     others = [each for each in groups if each.healthy and each.is_open and not each.holds_back]
@@ -268,16 +268,23 @@ def _leaves_rows_to_others(scheduler: BatchScheduler, replica: BatchReplica) -> 
 def _check_idle(scheduler: BatchScheduler, replica: BatchReplica) -> None:
     """A ready replica must find nothing to take. Which lane comes first depends on the time, so the
     replica may be kept empty for any retried row that is not held back."""
-    capacity = scheduler._replicas.capacity_of(replica, 0.0, trusted=True)
+    lengths = scheduler._replicas.lengths_of(replica)
     lanes = list(scheduler._requests.waiting.lanes())
-    heads = [lane.first_alone(capacity.lengths) for lane in lanes]
+    heads = [lane.first_alone(lengths) for lane in lanes]
     free = [head for head in heads if head is not None and not _is_held(scheduler, head)]
-    if any(capacity.allows(head) for head in free):
+    if any(_allows(scheduler, replica, head) for head in free):
         assert replica.leases, "an empty replica is ready while a retried row waits"
         return
-    assert all(lane.first(capacity.lengths) is None for lane in lanes), (
+    assert all(lane.first(lengths) is None for lane in lanes), (
         "a replica is ready while rows wait that it may take"
     )
+
+
+def _allows(scheduler: BatchScheduler, replica: BatchReplica, row: Row) -> bool:
+    """Whether the retried row may go there: to the replica that it avoids only where no other one
+    runs that takes rows of its length."""
+    beside = scheduler._replicas.longest_beside(replica)
+    return row.avoid != replica.spec.replica_id or row.edge > beside
 
 
 def _is_held(scheduler: BatchScheduler, row: Row) -> bool:

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.api.actions import Abort, Dispatch, Evict, Reject, WakeAt
-from routers.api.events import Arrive, Cancel, Closed, Heard, Opened, Progress, Replicas, Tick
+from routers.api.events import (
+    Arrive,
+    Cancel,
+    Closed,
+    Heard,
+    Opened,
+    Progress,
+    Reconfigure,
+    Replicas,
+    Tick,
+)
 from routers.api.requests import (
     Generation,
     LeaseEnd,
@@ -53,6 +63,15 @@ SLOW = GroupSettings("slow", profile=((1, 16, 0.4), (8, 16, 3.0)), max_size=2)
 SHORT = replace(SLOW, max_length=8)  # as the group that no settings list, then
 SHORT_FIRST = (replace(FAST, max_length=4), SLOW)
 CAPACITIES = st.sampled_from((0, 1, 2, 3, 20))
+POLICIES = st.builds(
+    PolicyNames,
+    st.sampled_from(tuple(ORDERS)),
+    st.sampled_from(tuple(BATCHINGS)),
+    st.sampled_from(tuple(PLACEMENTS)),
+    st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
+    st.sampled_from(tuple(HEDGINGS)),
+    preemption=st.sampled_from(tuple(PREEMPTIONS)),
+)
 
 
 @dataclass
@@ -128,15 +147,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 (replace(FAST, after_s=0.2), SHORT),
             )
         ),
-        policies=st.builds(
-            PolicyNames,
-            st.sampled_from(tuple(ORDERS)),
-            st.sampled_from(tuple(BATCHINGS)),
-            st.sampled_from(tuple(PLACEMENTS)),
-            st.sampled_from(((), ("codel",), ("feasibility",), PolicyNames().admission)),
-            st.sampled_from(tuple(HEDGINGS)),
-            preemption=st.sampled_from(tuple(PREEMPTIONS)),
-        ),
+        policies=POLICIES,
     )
     def begin(self, warm, defers, **chosen):
         self.defers, self.undecided = defers, False
@@ -638,6 +649,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 class BatchMachine(SchedulerMachine):
     kind = ReplicaKind.BATCH
     roomy = 2
+
+    @rule(policies=POLICIES, hold=st.sampled_from(("never", "auto")))
+    def other_policies(self, policies, hold):
+        self.settings = replace(self.settings, policies=policies, hold=hold)
+        self.step(Reconfigure(self.settings))
 
 
 class StreamMachine(SchedulerMachine):

@@ -381,6 +381,18 @@ def test_a_group_that_is_no_longer_listed_takes_no_longer_rows_than_before(two):
     assert not sent(core.arrive(1, LONG))
 
 
+def test_a_group_that_is_no_longer_listed_stays_while_its_replicas_drain(two):
+    core = two("small_1")
+    (running,) = sent(core.arrive(0, SHORT))
+    core.step(Replicas(()))
+    core.step(Reconfigure(replace(core.dispatcher._requests.settings, groups=(LARGE,))))
+    core.step(Replicas((Replica("small_1", 1.0, group="small"),)))
+    seen = {each.name: each.running for each in core.dispatcher.snapshot(core.now).groups}
+    assert seen == {"large": 0, "small": 1}
+    core.close(running)
+    assert sent(core.arrive(1, SHORT))
+
+
 def test_work_is_counted_in_seconds_of_a_group_that_takes_all_lengths():
     groups = ReplicaGroups(DispatcherSettings(EDGES, groups=(SMALL, LARGE)))
     assert groups.reference.name == "large"

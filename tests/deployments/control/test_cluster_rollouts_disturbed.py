@@ -101,6 +101,18 @@ def test_a_list_that_keeps_undoing_changes_is_reported(stand):
         stand.remote.decide("m")
 
 
+def test_an_end_is_told_once_though_a_late_list_is_undone_after_it(stand, caplog):
+    stand.serve.abort_rollout("m", "it fails")
+    before = stand.serve.listed
+    stand.tick()
+    assert stand.listed.entries["m"].stage == "leaving"
+    stand.serve.listed = before
+    stand.tick()
+    assert stand.listed.entries["m"].stage == "leaving"  # the late list was undone
+    told = [line for line in caplog.messages if "rollout of m: aborted" in line]
+    assert len(told) == 1
+
+
 def test_a_promotion_that_another_list_undid_is_done_again(stand):
     stand.serve.starting.add("m")
     before = stand.serve.listed

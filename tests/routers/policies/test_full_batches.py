@@ -43,6 +43,15 @@ def test_a_batch_leaves_once_it_is_three_quarters_full(waiting):
     assert sent(core.arrive(5, 20)) == [[0, 1, 2, 3, 4, 5]]
 
 
+def test_a_full_batch_does_not_wait_for_less_urgent_rows_that_were_passed_over(waiting):
+    core = waiting()
+    core.arrive(0, 20, priority=1)
+    assert sent(core.arrive(1, *[20] * 6, at=2.0)) == [[1] * 6]
+    core.close(core.open[1])
+    core.arrive(2, 100, priority=0)
+    assert sent(core.arrive(3, *[20] * 6, priority=2, at=2.5)) == []  # waits with those before it
+
+
 def test_rows_of_another_length_do_not_fill_it(waiting):
     core = waiting()
     assert [sent(core.arrive(n, 20 if n % 2 else 100)) for n in range(8)] == [[]] * 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -17,6 +18,7 @@ from routers.api.settings import (
     AdmissionParameters,
     CodelParameters,
     DispatcherSettings,
+    GroupSettings,
     LimitParameters,
     Mode,
     PolicyNames,
@@ -25,6 +27,7 @@ from routers.batch.lease import BatchReplica
 from routers.batch.scheduler import BatchScheduler
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
+from routers.policies.batching.types import Batching, Choice, leave
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.state.replica_state import Foreign
@@ -81,6 +84,31 @@ def test_every_request_ends_once_and_the_same_seed_ends_the_same(names):
     assert [each.answered_at for each in again.outcomes] == [
         each.answered_at for each in first.outcomes
     ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batching", BATCHINGS)
+def test_requests_that_are_due_at_no_time_are_served(order, batching):
+    core = BatchScheduler(under(order=order, batching=batching))
+    for number in range(8):
+        core.step(Arrive(Request(number, (30,), 0.0, inf, inf)), 0.0)
+    sent = core.step(Replicas((Replica("r", 1.0),)), 0.0)
+    assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == [8]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(("choice", "rows"), [(leave(0), []), (Choice(32, max_rows=0), [1])])
+def test_a_policy_that_always_answers_the_same_is_not_asked_for_ever(monkeypatch, choice, rows):
+    class Same(Batching):
+        def choose(self, view, now):
+            return choice
+
+    monkeypatch.setitem(BATCHINGS, "same", Same)
+    groups = GroupSettings("short", PROFILE, max_length=32), GroupSettings("long", PROFILE)
+    core = BatchScheduler(replace(under(batching="same"), profile=(), groups=groups))
+    core.step(Replicas((Replica("r", 1.0, group="long"),)), 0.0)
+    sent = core.step(Arrive(Request(1, (30, 90), 0.0, 1.0, 9.0)), 0.0)
+    assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == rows
 
 
 @pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
