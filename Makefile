@@ -102,11 +102,9 @@ fuzz: dev
 	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py \
 	  tests/hostile/test_described_interface.py
 
-# Servers, each with a Ray of its own, so many at once: for half of the time a test waits for one.
-SERVERS ?= 2
+# One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -n $(SERVERS) --dist loadscope --no-loadscope-reorder \
-	  -m 'integration and not vllm and not chaos' tests/integration tests/chaos --durations 25
+	$(BIN)/python -m pytest -m 'integration and not vllm and not chaos' tests/integration tests/chaos --durations 25
 
 # Every process killed, asked to end, and hanging for a minute, under light load and at the peak; full
 # disks, set clocks, output that nobody reads, limits of memory and open files.

@@ -5,7 +5,6 @@ The folder is put on the import path, for the suite's own modules: tests are no 
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,35 +83,16 @@ LAST_SHARED = "test_generation"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is shared comes first, in one piece: it takes longest, and ends what it shares."""
+    """What is shared is started late, so that it does not run beside the other modules' servers."""
 
     def place(item: pytest.Item) -> tuple[int, int]:
-        group, name = _group(item.path), item.path.stem
-        if group == "cluster":
-            return 0, ON_CLUSTER.index(name)
-        return (1, name == LAST_SHARED) if group == "shared" else (2, 0)
+        module = getattr(item, "module", None)
+        name = getattr(module, "__name__", "").rpartition(".")[2]
+        if name in ON_CLUSTER:
+            return 1, ON_CLUSTER.index(name)
+        return (2, name == LAST_SHARED) if hasattr(module, "SHARED") else (0, 0)
 
     items.sort(key=place)
-
-
-@functools.cache
-def _group(path: Path) -> str:
-    """Of the modules that have a server in common; its own name for any other one."""
-    if path.stem in ON_CLUSTER:
-        return "cluster"
-    return "shared" if "\nSHARED = " in path.read_text() else path.stem
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Several processes of tests share groups out among each other, not tests."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return _group(config.rootpath / nodeid.partition("::")[0])
-
-    return Groups(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)
