@@ -254,14 +254,12 @@ class Host:
         limit_s = max(m.replicas.start_timeout_s for m in needed.values())
         while not self._stop.is_set():
             self._check_cluster()
-            is_due = time.monotonic() >= self._looks_at_s  # what Serve takes processors to answer
             self._say_progress()
             if self._refused:
                 raise StartFailed(self._refused)
             # In this order: once a model was taken off the list, gateways are ready without it.
             is_ready = self._cluster.ready(self._settings.gateway.replicas)
-            failures = self._cluster.cannot_start(list(needed)) if is_ready or is_due else {}
-            for name, reason in failures.items():
+            for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
             if is_ready:
                 self._say("progress", models=self._cluster.progress())

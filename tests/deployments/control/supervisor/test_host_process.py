@@ -238,19 +238,6 @@ def test_a_start_that_takes_too_long_says_what_is_waited_for(host, monkeypatch):
         host._until_ready()
 
 
-def test_serve_is_not_asked_for_failures_at_each_look_at_the_port(host, monkeypatch):
-    two_models(host)
-    looks, asked = iter([False] * 50 + [True]), []
-    monkeypatch.setattr(host._cluster, "ready", lambda gateways: next(looks), raising=False)
-    monkeypatch.setattr(
-        host._cluster, "cannot_start", lambda names: asked.append(names) or {}, raising=False
-    )
-    monkeypatch.setattr(host_process, "_POLL_S", 0.0)
-    monkeypatch.setattr(host_process, "_LOOKS_S", float("inf"))
-    host._until_ready()
-    assert asked.count(["m", "extra"]) == 2  # at the first look, and once the port answers
-
-
 def two_models(host: Host, **second) -> Host:
     models = {"m": {"runtime": "synthetic"}, "extra": {"runtime": "synthetic", **second}}
     host._settings = Settings.model_validate({"models": models})
