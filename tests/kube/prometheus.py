@@ -29,7 +29,7 @@ from tests.kube.recordings.series_file import SeriesRecording
 
 _KEEP = "--storage.tsdb.retention.time=100y"
 _MISSED_SCRAPES = 2.5
-_START_S, _BLOCKS_S = 300.0, 1800.0  # beside integration tests there may be no processor for long
+_START_S, _BLOCKS_S = 30.0, 300.0
 WINDOW = "30s"  # of rates: spans several scrapes
 
 
@@ -72,7 +72,7 @@ class RecordedServer:
         """The series over the recording. Raises ValueError in Prometheus's words."""
         end_s = self.begin_s + self.every_s * (self.scrapes - 1)
         form = {"query": query, "start": self.begin_s, "end": end_s, "step": self.every_s}
-        answer = httpx.post(f"{self.url}/api/v1/query_range", data=form, timeout=_START_S).json()
+        answer = httpx.post(f"{self.url}/api/v1/query_range", data=form, timeout=30.0).json()
         if answer["status"] != "success":
             raise ValueError(answer["error"])
         found = []

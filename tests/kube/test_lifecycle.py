@@ -14,7 +14,7 @@ from tests.kube.kuberay import rolls
 
 SLOW_MODEL = {"models": {"device": {"runtime": "synthetic", "slo": {"latency_ms": 500}}}}
 NO_SUCH_FALLBACK = {"models": {"device": {"runtime": "synthetic", "fallback": "cheaper"}}}
-_WAIT_S = 300
+_WAIT_S = 30
 
 
 @pytest.fixture
