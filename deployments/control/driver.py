@@ -77,6 +77,7 @@ class Driver:
         self._since: dict[tuple[str, int, str], float] = {}  # by model, entry's id and stage
         self._last = AppList()  # the list with the highest revision
         self._ends: list[tuple[str, Entry, str]] = []  # to be told once the list is put
+        self._sent: AppList | None = None  # was put, and the answer of Serve never came
         self._steps: dict[str, Callable[[_Model, AppList], AppList]] = {
             "replacing": self._replace, "starting": self._start, "judged": self._judge,
             "promoting": self._promote, "leaving": self._leave,
@@ -85,9 +86,12 @@ class Driver:
     def tick(self) -> None:
         """Raises ClusterError where the cluster does not answer; the next tick does what this one
         did not."""
-        self._ends.clear()
         asked, details = self._clock(), self._served.details()
         listed = AppList.of(ours(details))
+        if self._sent is not None and listed.control == self._sent.control:
+            self._put_done(listed)
+        self._sent = None
+        self._ends.clear()
         if listed.own is None or self._undo_stale(listed, details):
             return
         self._served.follow(listed.applications)
@@ -143,8 +147,12 @@ class Driver:
 
     def _put(self, follows: AppList, details: Mapping[str, Any]) -> None:
         follows = follows.with_control(revision=(self._last.control.revision or 0) + 1)
+        self._sent = follows
         self._served.put(beside_others(follows.all().values(), details))
-        self._last = follows
+        self._put_done(follows)
+
+    def _put_done(self, follows: AppList) -> None:
+        self._last, self._sent = follows, None
         for name, entry, why in self._ends:
             _record_end(name, entry, why)
 

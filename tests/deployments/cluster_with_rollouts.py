@@ -32,7 +32,7 @@ class Serve(RegistryCalls):
     Serve still lists, and until when. calls_left: that are answered before Serve falls silent.
     slow_s: that each answer takes. before_rollouts: runs once, before the registry answers.
     holds: the next list that is put arrives only when it is released; until then whoever put it is
-    stuck."""
+    stuck. loses_answers: lists are taken, and whoever put them never hears so."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -46,7 +46,7 @@ class Serve(RegistryCalls):
         self.silent = False
         self.slow_s = 0.0
         self.calls_left: int | None = None
-        self.holds = False
+        self.holds = self.loses_answers = False
         self.late: Mapping[str, Any] | None = None
         self.before_rollouts: Callable[[], None] | None = None
 
@@ -61,6 +61,8 @@ class Serve(RegistryCalls):
             self.late = config
         else:
             self._take(config)
+        if self.loses_answers:
+            raise ClusterError("Serve's controller does not answer")
 
     def release(self) -> None:
         self.holds = False

@@ -152,6 +152,19 @@ def test_a_version_that_is_taken_back_ends_whenever_nobody_answers(stand, calls)
     assert (stand.running, end(stand)) == (ALONE, ("aborted", True))
 
 
+def test_an_end_is_audited_once_though_the_answer_to_its_list_was_lost(stand, caplog):
+    with stand.driver_away():
+        stand.remote.decide("m", "a bad day")
+    stand.serve.loses_answers = True
+    for _ in range(3):
+        with contextlib.suppress(ClusterError):
+            stand.tick()
+    stand.serve.loses_answers = False
+    stand.tick(6)
+    told = [line for line in caplog.messages if "rollout of m: aborted" in line]
+    assert (end(stand), len(told)) == (("aborted", True), 1)
+
+
 def test_a_model_that_comes_back_does_not_hear_what_was_asked_of_an_earlier_rollout():
     made = Stand(OLD)
     made.deploy({"m": model(2), "n": model(2)})

@@ -223,7 +223,9 @@ def stand_in(tmp_path) -> str:
 
 
 def run(arguments: list[str], **told: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {f"HEADRACE_HAPROXY_{name}": value for name, value in told.items()}
+    # Without what a server told this process that was started in it before.
+    env = {name: value for name, value in os.environ.items() if "HEADRACE_HAPROXY_" not in name}
+    env |= {f"HEADRACE_HAPROXY_{name}": value for name, value in told.items()}
     # As a manager of Serve has it: it must not start itself for ever.
     env |= {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}
     command = [sys.executable, "-m", haproxy_wrapper.__name__, *arguments]
