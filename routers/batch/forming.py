@@ -199,6 +199,8 @@ class Forming:
             chosen = requests.waiting.lane_in_turn(lane, view.group, lengths)
             self._holds = False
             batch = self._led(chosen, now, actions)
+            if batch is None and chosen is not lane and not self._holds:
+                batch = self._led(lane, now, actions)  # the late rows are left to another group
             if batch is not None:
                 lane.since = now
                 return batch

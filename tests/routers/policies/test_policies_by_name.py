@@ -111,6 +111,30 @@ def test_a_policy_that_always_answers_the_same_is_not_asked_for_ever(monkeypatch
     assert [len(each.rows) for each in sent if isinstance(each, Dispatch)] == rows
 
 
+@pytest.mark.interpreted
+def test_late_rows_that_are_left_to_another_group_do_not_hide_those_on_time(monkeypatch):
+    class LeavesLate(Batching):
+        def choose(self, view, now):
+            edge = view.lowest().edge
+            return leave(edge) if view.late else Choice(edge)
+
+    monkeypatch.setitem(BATCHINGS, "leaves_late", LeavesLate)
+    groups = GroupSettings("short", PROFILE, max_length=32), GroupSettings("long", PROFILE)
+    core = BatchScheduler(replace(under(batching="leaves_late"), profile=(), groups=groups))
+    core.step(Replicas((Replica("r", 1.0, group="long"),)), 0.0)
+    sent = core.step(Arrive(Request(0, (30,) * 8, 0.0, 9.0, 9.0, "served")), 0.0)
+    for number in range(1, 60):  # the other tenant falls behind, and its rows are late
+        (lease,) = (each for each in sent if isinstance(each, Dispatch))
+        late = Request(number, (30,), number - 0.9, number - 0.9, number + 99.0, "late")
+        core.step(Arrive(late), number - 0.9)
+        core.step(
+            Arrive(Request(100 + number, (30,) * 8, number - 0.5, number + 9.0, 999.0, "served")),
+            number - 0.5,
+        )
+        sent = core.step(Closed(lease.lease_id, LeaseEnd.DONE, Report(0.1)), float(number))
+        assert any(isinstance(each, Dispatch) for each in sent), number
+
+
 @pytest.mark.parametrize("kind", ["order", "batching", "placement", "hedging", "edges"])
 def test_unknown_name_is_refused_with_those_that_are_known(kind):
     with pytest.raises(BadSettings, match=rf"policies\.{kind} must be one of .*, got 'best'"):
