@@ -167,10 +167,12 @@ class Hedger:
             self._schedule.check_by(lease, self.slowness.check_at(lease))
 
     def predecessor_ended(self, lease: BatchLease) -> None:
-        """The batch before this one has left the device, so that this one starts. It was not slow
-        while it waited: a race that is due and has no copy is called off."""
-        lease.lead()
-        if not lease.hedge_due:
+        """The batch before this one has left the device, so that this one starts. It was late
+        because it waited and not because it was slow: it is no longer overdue, and a race that is
+        due and has no copy is called off."""
+        lease.overdue = False
+        if lease.other is None:
+            lease.hedge_due = False
             self._schedule.remove(lease)
         self.watch(lease)
 

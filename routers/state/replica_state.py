@@ -255,13 +255,6 @@ class Lease(Generic[R]):
     def is_probe(self) -> bool:
         return self.origin is PROBE
 
-    def lead(self) -> None:
-        """The lease before it has ended. This lease was late because it waited, not because it was
-        slow: it is neither overdue nor, unless it races already, due to be hedged."""
-        self.overdue = False
-        if self.other is None:
-            self.hedge_due = False
-
     def call_overdue(self) -> None:
         """Mark it, and its replica, as overdue. To be followed by `refresh`."""
         self.overdue = True

@@ -186,7 +186,7 @@ class StreamEndings(Endings[StreamLease]):
         replica.learn(report, now, answered=answered)
         head = replica.head()
         if head is not None and not head.opened:
-            head.lead()
+            head.overdue = False  # it waited for the lease before it
         if self._replicas.closed(replica, now, alive=end in (DONE, ABORTED)):
             self.forget(replica)
         else:
