@@ -78,10 +78,12 @@ unit-others: dev
 	$(UNIT) $(SIMULATED:%=--ignore=%)
 
 # The inner loop, in a minute or two on two processors. Left to `make test`: mypy, what simulates
-# minutes, trains, compiles or loads a real backend, and everything with processes of its own.
+# minutes, installs, builds, trains, compiles or loads a real backend, and everything with processes of its own.
 QUICK := tests/test_architecture.py tests/autoscaling tests/deployments tests/loadtests tests/routers tests/yaml_document
-NOT_QUICK := tests/deployments/replica/verify tests/deployments/tools/profile \
-  tests/deployments/tools/verify tests/deployments/preprocess/test_resize.py
+NOT_QUICK := tests/deployments/replica/verify tests/deployments/replica/artifacts \
+  tests/deployments/tools/profile tests/deployments/tools/simulate tests/deployments/tools/verify \
+  tests/deployments/tools/test_images.py tests/deployments/tools/test_where.py \
+  tests/deployments/preprocess/test_resize.py tests/deployments/gateway/test_gateway_token_vectors.py
 quick: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

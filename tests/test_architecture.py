@@ -62,6 +62,7 @@ def test_no_package_imports_one_that_imports_it():
     assert structure.package_cycles() == []
 
 
+@pytest.mark.slow
 def test_a_request_takes_no_longer_way_than_it_did():
     """`MAX_ENTERED` only falls. In a process of its own, since coverage uses the same hook."""
     told = subprocess.run(

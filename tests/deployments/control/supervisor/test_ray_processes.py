@@ -62,8 +62,8 @@ def test_one_that_ends_is_named_before_anybody_waits_for_it(processes, name):
 AGENT = """
 import signal, socket, time
 taken = socket.create_server(("127.0.0.1", 0))
-print("listens", flush=True)
 signal.signal(signal.SIGTERM, lambda *_: taken.close())
+print("listens", flush=True)
 while True:
     time.sleep(60)
 """

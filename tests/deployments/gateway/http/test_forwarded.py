@@ -247,6 +247,7 @@ def test_what_cannot_be_read_names_nobody(said: str):
     assert found[b"x-forwarded-for"] in (PEER.encode(), b"6.6.6.6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", ['"', '\\"', '"\\', ' ', 'x"', 'for=" ', 'for="x";', "for=x ;", ",", '"\\",'],
 )  # fmt: skip

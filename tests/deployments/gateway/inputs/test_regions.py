@@ -356,6 +356,7 @@ def test_an_unregistration_hurts_nothing_under_way(table: RegionTable, prefix: s
     assert (SHM / key).read_bytes()[:24] == np.arange(6, dtype=np.int32).tobytes()
 
 
+@pytest.mark.slow
 def test_a_thousand_registrations_beside_reads_leave_no_descriptor(
     table: RegionTable, prefix: str
 ) -> None:
