@@ -16,8 +16,21 @@ from routers.state.rows import Row
 _STALE_ENTRIES: Final = 32  # allowed before the heap is compacted
 
 
-Mark = tuple[float, int, Any]
-"""(tag, number of the push, item): one entry of the heap."""
+class Mark:
+    """One entry of the heap. It is valid while its item has no other."""
+
+    tag: float
+    number: int  # of the push: the earlier push is first among equal tags
+    item: Any
+    at: int  # in a walk: its index in the heap
+
+    def __init__(self, tag: float, number: int, item: Any) -> None:
+        self.tag, self.number, self.item, self.at = tag, number, item, 0
+
+    def __lt__(self, other: Mark) -> bool:
+        if self.tag != other.tag:
+            return self.tag < other.tag
+        return self.number < other.number
 
 
 class Tagged:
@@ -65,8 +78,10 @@ class TagOrder(Generic[T]):
     def __init__(self, *, by_rank: bool = False) -> None:
         self._by_rank = by_rank
         self.heap: list[Mark] = []
-        self._aside: list[Mark] = []  # entries that have surfaced in a walk, as they stood
-        self._surfaced: list[Mark] = []  # a heap of their items with rows, by tags of now
+        # In a walk: heaps of the entries that come next, and of items that have surfaced and still
+        # have rows, by tags of now.
+        self._ahead: list[Mark] = []
+        self._surfaced: list[Mark] = []
         self._pushed = 0
         self._most = _STALE_ENTRIES
 
@@ -77,10 +92,10 @@ class TagOrder(Generic[T]):
     def add(self, item: T) -> None:
         """The item has rows now, or its tag has fallen."""
         start, mark = self.tag(item), item.mark
-        if mark is not None and mark[0] <= start:
+        if mark is not None and mark.tag <= start:
             return
         self._pushed += 1
-        item.mark = mark = (start, self._pushed, item)
+        item.mark = mark = Mark(start, self._pushed, item)
         heappush(self.heap, mark)
         if len(self.heap) > self._most:
             self._tidy()
@@ -91,15 +106,14 @@ class TagOrder(Generic[T]):
         heap = self.heap
         while heap:
             mark = heap[0]
-            item: T = mark[2]
-            valid = item.mark
-            if valid is None or valid[1] != mark[1]:
+            item: T = mark.item
+            if item.mark is not mark:
                 heappop(heap)  # an older entry of an item that was added again
             elif not item.rows:
                 heappop(heap)
                 item.mark = None
-            elif (start := self.tag(item)) != mark[0]:
-                item.mark = mark = (start, mark[1], item)
+            elif (start := self.tag(item)) != mark.tag:
+                mark.tag = start
                 heapreplace(heap, mark)
             else:
                 return item
@@ -118,76 +132,91 @@ class TagOrder(Generic[T]):
 
     # -- a walk: whose row is next, while rows are taken and their flows charged?
 
+    # A walk leaves the heap as it is: an item keeps its place among those with equal tags though it
+    # had no rows for a moment, and when its flow's charge is taken back. Entries are looked at in
+    # order all the same, since in a heap only the two children of an entry can come next after it.
+
     def begin_walk(self) -> None:
-        """Begin at the lowest tag. What surfaces is set aside until the walk ends, and then stands
-        where it stood: an item keeps its place among those with equal tags though it had no rows
-        for a moment, and when its flow's charge is taken back."""
-        self.first()
+        """Begin at the lowest tag."""
+        if self.first() is not None:
+            self._ahead.append(self.heap[0])
+            self.heap[0].at = 0
 
     def next_row(self, lengths: LengthRange | None = None) -> Row | None:
         """The first row of the item that is next; None: no item has any (of these lengths). Work:
-        O(log n) for each item that surfaces."""
-        heap, surfaced, by_rank = self.heap, self._surfaced, self._by_rank
-        while heap or surfaced:
-            is_new = not surfaced or (len(heap) > 0 and heap[0] < surfaced[0])
-            mark = heap[0] if is_new else surfaced[0]
-            item: T = mark[2]
+        O(log n) for each item that surfaces, n being those that have."""
+        ahead, surfaced, by_rank = self._ahead, self._surfaced, self._by_rank
+        while ahead or surfaced:
+            is_new = self._is_new_next()
+            mark = ahead[0] if is_new else surfaced[0]
+            item: T = mark.item
             row: Row | None = None
-            now = mark[0]
-            if item.rows and (not is_new or _is_valid(mark)):
+            now = mark.tag
+            if item.rows and (not is_new or item.mark is mark):
                 row = item.head() if lengths is None else item.head_in(lengths)
                 if row is not None:
                     now = item.rank_of(row) if by_rank else item.flow.start
-                    if now == mark[0]:
+                    if now == mark.tag:
                         return row
             if is_new:
-                self._aside.append(heappop(heap))
+                self._pass_by(mark)
                 if row is not None:
-                    heappush(surfaced, (now, mark[1], item))
+                    heappush(surfaced, Mark(now, mark.number, item))
             elif row is not None:
-                heapreplace(surfaced, (now, mark[1], item))
+                mark.tag = now
+                heapreplace(surfaced, mark)
             else:
                 heappop(surfaced)
         return None
 
+    def _is_new_next(self) -> bool:
+        """Whether the next entry has not surfaced yet."""
+        ahead, surfaced = self._ahead, self._surfaced
+        return not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0])
+
+    def _pass_by(self, mark: Mark) -> None:
+        """The first entry ahead has surfaced: its children come instead."""
+        heap, ahead, child = self.heap, self._ahead, 2 * mark.at + 1
+        if child >= len(heap):
+            heappop(ahead)
+            return
+        heap[child].at = child
+        heapreplace(ahead, heap[child])
+        child += 1
+        if child < len(heap):
+            heap[child].at = child
+            heappush(ahead, heap[child])
+
     def next_items(self, most: int) -> list[T]:
         """At most `most` of the items that are next, in order."""
         found: list[Mark] = []
-        heap, surfaced = self.heap, self._surfaced
         while len(found) < most and self.next_row() is not None:
-            if not surfaced or (len(heap) > 0 and heap[0] < surfaced[0]):
-                mark = heappop(heap)
-                self._aside.append(mark)
+            if self._is_new_next():
+                mark = self._ahead[0]
+                self._pass_by(mark)
+                found.append(Mark(mark.tag, mark.number, mark.item))
             else:
-                mark = heappop(surfaced)
-            found.append(mark)
+                found.append(heappop(self._surfaced))
         for mark in found:
-            heappush(surfaced, mark)
-        return [mark[2] for mark in found]
+            heappush(self._surfaced, mark)
+        return [mark.item for mark in found]
 
     def end_walk(self) -> None:
-        if self._aside:
-            for mark in self._aside:
-                heappush(self.heap, mark)
-            self._aside.clear()
-            self._surfaced.clear()
+        self._ahead.clear()
+        self._surfaced.clear()
 
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
         for mark in self.heap:
-            mark[2].mark = None
+            mark.item.mark = None
         self.heap.clear()
-        if self._aside:
-            for mark in self._aside:
-                mark[2].mark = None
-            self._aside.clear()
-            self._surfaced.clear()
+        self.end_walk()
 
     def _tidy(self) -> None:
         kept: list[Mark] = []
         for mark in self.heap:
-            item = mark[2]
-            if not _is_valid(mark):
+            item: T = mark.item
+            if item.mark is not mark:
                 continue
             if item.rows:
                 kept.append(mark)
@@ -196,9 +225,3 @@ class TagOrder(Generic[T]):
         heapify(kept)
         self.heap[:] = kept
         self._most = 2 * len(kept) + _STALE_ENTRIES
-
-
-def _is_valid(mark: Mark) -> bool:
-    """Whether this is the last entry that was made for its item."""
-    valid: Mark | None = mark[2].mark
-    return valid is not None and valid[1] == mark[1]
