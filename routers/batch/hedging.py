@@ -49,10 +49,13 @@ class Slowness:
     lease. `policy`: after how long a copy is due."""
 
     def __init__(self, settings: HedgeParameters, policy: HedgeDelay) -> None:
-        self.settings = settings
-        self.policy = policy
-        self.frozen = False
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
+        self.adopt(settings, policy, frozen=False)
+
+    def adopt(self, settings: HedgeParameters, policy: HedgeDelay, *, frozen: bool) -> None:
+        """Go on under these settings."""
+        self.settings, self.policy, self.frozen = settings, policy, frozen
+        self.off = settings.mode == "off"
 
     def observe(self, lease: BatchLease, now: float) -> None:
         """The lease took until now, or longer: one that was given up after its delay counts as
@@ -60,8 +63,7 @@ class Slowness:
         sample: others would count the wait for other gateways' batches as slowness."""
         if self.frozen or lease.predicted_s <= 0.0:
             return
-        reports_starts = self.settings.mode != "off"
-        if reports_starts and lease.replica.foreign.seen_until > now and not lease.opened:
+        if not self.off and lease.replica.foreign.seen_until > now and not lease.opened:
             return
         kind = lease.replica.group.name, lease.batch.edge
         ratios = self._ratios.get(kind)
@@ -73,7 +75,7 @@ class Slowness:
 
     def delay_s(self, lease: BatchLease) -> float | None:
         """Seconds from its start after which to race it; None: never."""
-        if self.settings.mode == "off":
+        if self.off:
             return None
         delay_s = self.policy.delay_s(lease.predicted_s, self._ratios_of(lease))
         return None if delay_s is None else max(_MIN_S, delay_s)
@@ -155,8 +157,8 @@ class Hedger:
     def adopt(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; what was learnt is kept."""
         self._settings = settings
-        self.slowness.settings, self.slowness.frozen = settings.hedge, settings.frozen
-        self.slowness.policy = HEDGINGS[settings.policies.hedging](settings.hedge)
+        policy = HEDGINGS[settings.policies.hedging](settings.hedge)
+        self.slowness.adopt(settings.hedge, policy, frozen=settings.frozen)
 
     # -- when
 
@@ -202,7 +204,7 @@ class Hedger:
     def needs_start(self, replica: BatchReplica, now: float) -> bool:
         """Whether the replica must say when a batch starts: other gateways' batches may run before
         it, and waiting for them would count as slowness."""
-        races = self._settings.hedge.mode != "off" and self._replicas.running > 1
+        races = not self.slowness.off and self._replicas.running > 1
         return races and replica.foreign.seen_until > now
 
     # -- where

@@ -68,11 +68,12 @@ class Bucket(Tagged):
         self.waiting_s += row.cost_s
         line, lane = self.line, self.queue.lane
         rank = row.tracked.request.deadline if lane.by_deadline else float(row.order)
-        place = rank, row.order, row
-        if self.first == len(line) or line[-1] <= place:
-            line.append(place)
-        else:
-            heappush(self.heap, place)
+        if self.first < len(line):
+            last_rank, last_order, _ = line[-1]
+            if rank < last_rank or (rank == last_rank and row.order < last_order):
+                heappush(self.heap, (rank, row.order, row))
+                return
+        line.append((rank, row.order, row))
 
     def head(self) -> Row | None:
         """The first row, left where it is."""
@@ -269,8 +270,11 @@ class FlowQueue(Tagged):
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
         """The bucket led a batch of `seconds`: its next turn comes after as much work of the other
         buckets. A bucket that was empty meanwhile takes its turn from here on."""
-        waiting = [each.turn for each in self.buckets.values() if each.rows]
-        self.turn = max(self.turn, min([bucket.turn, *waiting]))
+        lowest = bucket.turn
+        for each in self.buckets.values():
+            if each.rows and each.turn < lowest:
+                lowest = each.turn
+        self.turn = max(self.turn, lowest)
         bucket.turn += seconds
 
 

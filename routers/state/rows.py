@@ -114,6 +114,7 @@ class TrackedRequest:
     open: int  # rows queued or leased; 0: forgotten
     queued: int  # of the open rows, those that wait
     late: bool  # `latest_start` has passed: it is not expected to meet its deadline
+    timer_at: float  # when the passing of time next changes what may become of it
     # Predicted queue wait, until that has proved true or false. None also for a request that came
     # late, or while no replica ran.
     forecast_s: float | None
@@ -133,4 +134,5 @@ class TrackedRequest:
         self.request, self.flow, self.queued_at = request, flow, queued_at
         self.latest_start, self.edge, self.cost_s = latest_start, edge, cost_s
         self.open, self.queued, self.late = len(request.lengths), 0, False
-        self.forecast_s, self.rows, self.forecast_edge, self.work_s = None, (), edge, 0.0
+        self.forecast_s, self.rows, self.forecast_edge = None, (), edge
+        self.work_s, self.timer_at = 0.0, inf

@@ -18,35 +18,57 @@ _SLACK: Final = 32  # stale entries allowed before the heap is compacted
 
 class Timers:
     """One entry a live request: when the passing of time changes what may become of it. `due` takes
-    an entry out; its caller puts the next one in."""
+    an entry out; its caller puts the next one in.
+
+    Most requests come in the order of these times and stand in `line` from `first` on; one that
+    does not goes to `heap`.
+    """
 
     def __init__(self) -> None:
+        self.line: list[TrackedRequest] = []
+        self.first = 0
         self.heap: list[tuple[float, int, TrackedRequest]] = []
 
     def push(self, at: float, tracked: TrackedRequest) -> None:
         """Wake up for the request at this time."""
-        heappush(self.heap, (at, tracked.rows[0].order, tracked))
+        tracked.timer_at = at
+        line = self.line
+        if self.first == len(line) or line[-1].timer_at < at:
+            line.append(tracked)
+        else:
+            heappush(self.heap, (at, tracked.rows[0].order, tracked))
 
     def due(self, now: float) -> TrackedRequest | None:
-        """Take out a live request whose time has come; None if there is none."""
-        return heappop(self.heap)[2] if self.next_at() <= now else None
+        """Take out a live request whose time has come; None if there is none. Among equals the
+        first to arrive is first."""
+        if self.next_at() > now:
+            return None
+        heap = self.heap
+        if self.first < len(self.line):
+            tracked = self.line[self.first]
+            if not heap or (tracked.timer_at, tracked.rows[0].order, tracked) < heap[0]:
+                self.first += 1
+                return tracked
+        return heappop(heap)[2] if heap else None
 
     def next_at(self) -> float:
         """When the first entry is due; inf: never."""
-        heap = self.heap
-        while heap:
-            at, _, tracked = heap[0]
-            if tracked.open:
-                return at
+        line, heap, first = self.line, self.heap, self.first
+        last = len(line)
+        while first < last and not line[first].open:
+            first += 1
+        self.first = first
+        at = line[first].timer_at if first < last else inf
+        while heap and not heap[0][2].open:
             heappop(heap)
-        return inf
+        return min(at, heap[0][0]) if heap else at
 
     def trim(self, live: int) -> None:
         """Drop entries of forgotten requests once they outnumber the `live` requests."""
-        if not live:
-            self.heap.clear()
-        elif len(self.heap) > 2 * live + _SLACK:
-            self.heap[:] = [entry for entry in self.heap if entry[2].open]
+        if len(self.line) + len(self.heap) > (2 * live + _SLACK if live else 0):
+            self.line = [each for each in self.line[self.first :] if each.open]
+            self.first = 0
+            self.heap = [entry for entry in self.heap if entry[2].open]
             heapify(self.heap)
 
 
@@ -103,9 +125,10 @@ class CheckTimes(Generic[T]):
 
     def drop(self, what: T) -> None:
         """Do not look at the item."""
-        check = self._checks.pop(what, None)
+        check = self._checks.get(what)
         if check is not None:
             check.holds = False
+            del self._checks[what]
 
     def due(self, now: float) -> tuple[T, float] | None:
         """An item that is due, and the time it was due at; None if none is. An item is returned

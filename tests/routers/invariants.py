@@ -226,10 +226,12 @@ def _ready(replicas: ReplicaSet[R]) -> list[R]:
 
 
 def _check_timers(requests: RequestTable) -> None:
-    timers, live = requests.timers.heap, requests.live
-    entries = [tracked for _, _, tracked in timers if tracked.open]
+    timers, live = requests.timers, requests.live
+    kept = timers.line[timers.first :] + [tracked for _, _, tracked in timers.heap]
+    entries = [tracked for tracked in kept if tracked.open]
     assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
-    assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
+    places = len(timers.line) + len(timers.heap)
+    assert places <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
 
 
 def _check_no_idle_replica(scheduler: BatchScheduler) -> None:

@@ -11,7 +11,6 @@ predicted, and their quantiles.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 from math import exp, log
@@ -109,9 +108,8 @@ class Spread:
         self.median = 1.0
         self.p99 = 1.0
         self.noise = _MIN_NOISE
-        self._ring: deque[float] = deque()  # in the order in which they came
-        self._sorted: list[float] = []  # the same, ascending
-        self._ordered: list[float] = [1.0]  # as last found
+        self._ring: deque[float] = deque(maxlen=_RING)  # in the order in which they came
+        self._ordered: list[float] = [1.0]  # the same, ascending, as last found
         self._seen = 0
 
     def quantile(self, quantile: float) -> float:
@@ -124,13 +122,10 @@ class Spread:
         """A batch took `quotient` times its prediction."""
         if not 1.0 / HICCUP <= quotient <= HICCUP:
             return
-        if len(self._ring) == _RING:
-            del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
         self._ring.append(quotient)
-        insort(self._sorted, quotient)
         self._seen += 1
         if self._seen % _EVERY == 0:
-            self._ordered = self._sorted.copy()
+            self._ordered = sorted(self._ring)
             self._read()
 
     def scatter(self) -> Scatter:
