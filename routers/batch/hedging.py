@@ -65,12 +65,11 @@ class Slowness:
             return
         if not self.off and lease.replica.foreign.seen_until > now and not lease.opened:
             return
-        kind = lease.replica.group.name, lease.batch.edge
-        ratios = self._ratios.get(kind)
+        ratios = self._ratios_of(lease)
         if ratios is None:
             if len(self._ratios) >= _MAX_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
-            ratios = self._ratios[kind] = RatioHistogram()
+            ratios = self._ratios[_kind(lease)] = RatioHistogram()
         ratios.observe((now - expected_start(lease)) / lease.predicted_s)
 
     def delay_s(self, lease: BatchLease) -> float | None:
@@ -89,7 +88,9 @@ class Slowness:
         return ratios.quantile(quantile)
 
     def _ratios_of(self, lease: BatchLease) -> RatioHistogram | None:
-        return self._ratios.get((lease.replica.group.name, lease.batch.edge))
+        if lease.ratios is None:
+            lease.ratios = self._ratios.get(_kind(lease))
+        return lease.ratios
 
     def check_at(self, lease: BatchLease) -> float:
         """When to look at the lease: it will be due for a copy then, or overdue."""
@@ -105,6 +106,10 @@ class Slowness:
         if not lease.hedge_due and self.delay_s(lease) is not None:
             return Finding.RACE
         return Finding.OVERDUE if lease.replica.head() is lease else Finding.BEHIND
+
+
+def _kind(lease: BatchLease) -> tuple[str, int]:
+    return lease.replica.group.name, lease.batch.edge
 
 
 def expected_start(lease: BatchLease) -> float:

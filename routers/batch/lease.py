@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.estimates.ratio_histogram import RatioHistogram
 from routers.state.flows import Charge
 from routers.state.lanes import Lane
 from routers.state.ready_replicas import Placement, preference, speed_band
@@ -162,6 +163,7 @@ class BatchLease(Lease[BatchReplica]):
         self.staged = bool(replica.leases)  # sent while the replica held another lease
         self.isolated = batch.rows[0].isolated  # of a row that travels alone
         self.non_preemptible = False  # not given up for more urgent work
+        self.ratios: RatioHistogram | None = None  # of its group and bucket, once looked up
 
     @property
     def rank(self) -> tuple[int, int, float]:
