@@ -36,17 +36,13 @@ class Preemptible:
         self.replica, self.late, self.priority = replica, late, priority
         self.number, self.holds = number, True
 
-    def is_before(self, other: Preemptible) -> bool:
-        """Whether it is less urgent than the other one."""
+    def __lt__(self, other: Preemptible) -> bool:
+        """The less urgent comes first."""
         if self.late != other.late:
             return self.late > other.late
         if self.priority != other.priority:
             return self.priority > other.priority
         return self.number < other.number
-
-
-_Entry = tuple[int, int, int, Preemptible]
-"""(-late, -priority, number of the push, what would be returned): the least urgent comes first."""
 
 
 class FormedBatch:
@@ -227,7 +223,7 @@ class PreemptibleReplicas:
         heap.count += 1
         self.count += 1
         replica.preemptible = known = Preemptible(replica, late, priority, self._pushed)
-        heap.push((-late, -priority, self._pushed, known))
+        heap.push(known)
 
     def _drop(self, known: Preemptible) -> None:
         known.holds = False
@@ -243,7 +239,7 @@ class PreemptibleReplicas:
             if lane is not None and lengths is not None and lane.seconds_in(lengths) <= 0.0:
                 continue
             first = heap.first()
-            if first is not None and (least is None or first.is_before(least)):
+            if first is not None and (least is None or first < least):
                 least = first
         return None if least is None else least.replica
 
@@ -253,20 +249,19 @@ class _Heap:
 
     def __init__(self) -> None:
         self.count = 0
-        self._entries: list[_Entry] = []
+        self._entries: list[Preemptible] = []
 
-    def push(self, entry: _Entry) -> None:
+    def push(self, entry: Preemptible) -> None:
         heappush(self._entries, entry)
         if len(self._entries) > 2 * self.count + _SLACK:
-            self._entries = [each for each in self._entries if each[3].holds]
+            self._entries = [each for each in self._entries if each.holds]
             heapify(self._entries)
 
     def first(self) -> Preemptible | None:
         entries = self._entries
         while entries:
-            first = entries[0][3]
-            if first.holds:
-                return first
+            if entries[0].holds:
+                return entries[0]
             heappop(entries)
         return None
 

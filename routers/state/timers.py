@@ -80,10 +80,20 @@ class _Check:
 
     what: Any
     at: float
+    order: int
+    number: int
     holds: bool
 
-    def __init__(self, what: Any, at: float) -> None:
-        self.what, self.at, self.holds = what, at, True
+    def __init__(self, what: Any, at: float, order: int, number: int) -> None:
+        self.what, self.at, self.order, self.number = what, at, order, number
+        self.holds = True
+
+    def __lt__(self, other: _Check) -> bool:
+        if self.at != other.at:
+            return self.at < other.at
+        if self.order != other.order:
+            return self.order < other.order
+        return self.number < other.number
 
 
 class CheckTimes(Generic[T]):
@@ -92,7 +102,7 @@ class CheckTimes(Generic[T]):
 
     def __init__(self) -> None:
         self._checks: dict[T, _Check] = {}
-        self._heap: list[tuple[float, int, int, _Check]] = []
+        self._heap: list[_Check] = []
         self._pushed = 0
 
     def __len__(self) -> int:
@@ -115,12 +125,12 @@ class CheckTimes(Generic[T]):
             if known is not None:
                 del self._checks[what]
             return
-        check = self._checks[what] = _Check(what, at)
         self._pushed += 1
+        check = self._checks[what] = _Check(what, at, order, self._pushed)
         heap = self._heap
-        heappush(heap, (at, order, self._pushed, check))
+        heappush(heap, check)
         if len(heap) > 2 * len(self._checks) + _SLACK:
-            heap[:] = [entry for entry in heap if entry[3].holds]
+            heap[:] = [each for each in heap if each.holds]
             heapify(heap)
 
     def drop(self, what: T) -> None:
@@ -135,21 +145,20 @@ class CheckTimes(Generic[T]):
         once for each time that was asked for."""
         if self.next_at() > now:
             return None
-        check = heappop(self._heap)[3]
+        check = heappop(self._heap)
         what: T = check.what
         del self._checks[what]
         return what, check.at
 
     def first(self) -> T | None:
         """The item that is due first; None if there is none."""
-        return self._heap[0][3].what if self.next_at() < inf else None
+        return self._heap[0].what if self.next_at() < inf else None
 
     def next_at(self) -> float:
         """When the first item is due; inf: never."""
         heap = self._heap
         while heap:
-            check = heap[0][3]
-            if check.holds:
-                return check.at
+            if heap[0].holds:
+                return heap[0].at
             heappop(heap)
         return inf
