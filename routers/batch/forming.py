@@ -364,7 +364,7 @@ class Forming:
         lengths, the longest first, and late ones."""
         view, lane, waiting = self._view, batch.lane, self._requests.waiting
         classes, takes = lane.length_classes, view.takes
-        if batch.room > 0 and len(classes) > 1:
+        if batch.room > 0 and lane.rows > lane.isolated.rows:
             shorter = [
                 edge
                 for edge, each in classes.items()

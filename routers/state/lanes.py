@@ -30,8 +30,7 @@ _KEPT: Final = 16
 
 
 Place = tuple[float, int, Row]
-"""(rank, order of arrival, row): rank is the deadline, or the order of arrival. A place is valid
-while its row says that it stands in that bucket."""
+"""(rank, order of arrival, row): rank is the deadline, or the order of arrival."""
 
 
 class Bucket(Tagged):
@@ -39,7 +38,8 @@ class Bucket(Tagged):
     where the lane's ranking is by arrival.
 
     Most rows come in that order and stand in `line` from `first` on; a row that does not, or that
-    comes back from a replica, goes to `heap`. Deletion is lazy: leaving costs O(log n) amortised,
+    comes back from a replica, goes to `heap`. A place in either is valid while its row says that it
+    stands in this bucket. Deletion is lazy: leaving costs O(log n) amortised,
     `line` and `heap` together hold at most twice the live rows (plus a constant), and an empty
     bucket holds nothing. A list with the place of its first row takes 56 bytes while it is empty, a
     deque 760, and there is a bucket for each flow and length.
@@ -50,7 +50,7 @@ class Bucket(Tagged):
     tokens: int
     waiting_s: float  # predicted service seconds of its rows
     turn: float  # when it leads next among its flow's buckets, in seconds of full batches
-    line: list[Place]
+    line: list[Row]
     first: int  # index in `line`; what stands before has left
     heap: list[Place]
 
@@ -66,14 +66,13 @@ class Bucket(Tagged):
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, lane = self.line, self.queue.lane
-        rank = row.tracked.request.deadline if lane.by_deadline else float(row.order)
+        line = self.line
         if self.first < len(line):
-            last_rank, last_order, _ = line[-1]
-            if rank < last_rank or (rank == last_rank and row.order < last_order):
+            rank, last_rank = self.rank_of(row), self.rank_of(line[-1])
+            if rank < last_rank or (rank == last_rank and row.order < line[-1].order):
                 heappush(self.heap, (rank, row.order, row))
                 return
-        line.append((rank, row.order, row))
+        line.append(row)
 
     def head(self) -> Row | None:
         """The first row, left where it is."""
@@ -82,15 +81,18 @@ class Bucket(Tagged):
         line, heap, first = self.line, self.heap, self._first_in_line()
         while heap and heap[0][2].bucket is not self:
             heappop(heap)
-        if heap and not (first < len(line) and line[first] < heap[0]):
+        if heap and not (first < len(line) and self._place(line[first]) < heap[0]):
             return heap[0][2]
-        return line[first][2] if first < len(line) else None
+        return line[first] if first < len(line) else None
+
+    def _place(self, row: Row) -> Place:
+        return self.rank_of(row), row.order, row
 
     def _first_in_line(self) -> int:
         """Where in line the first row stands that has not left."""
         line, first = self.line, self.first
         last = len(line)
-        while first < last and line[first][2].bucket is not self:
+        while first < last and line[first].bucket is not self:
             first += 1
         if first != self.first:
             self._begin_at(first)
@@ -124,13 +126,13 @@ class Bucket(Tagged):
         """One of the rows that are due last, left where it is: the last in line, or the heap's last
         entry if that row is due later still."""
         line, heap, first = self.line, self.heap, self.first
-        while len(line) > first and line[-1][2].bucket is not self:
+        while len(line) > first and line[-1].bucket is not self:
             line.pop()
         while heap and heap[-1][2].bucket is not self:
             heap.pop()
-        if heap and not (len(line) > first and heap[-1] < line[-1]):
+        if heap and not (len(line) > first and heap[-1] < self._place(line[-1])):
             return heap[-1][2]
-        return line[-1][2] if len(line) > first else None
+        return line[-1] if len(line) > first else None
 
     def due_from(self, deadline: float, most: int) -> list[Row]:
         """At most `most` rows due at `deadline` or later, the earliest first, left where they are.
@@ -140,10 +142,10 @@ class Bucket(Tagged):
         line = self.line
         if not self.queue.lane.by_deadline:
             return found
-        for index in range(bisect_left(line, (deadline,), self.first), len(line)):
+        for index in range(bisect_left(line, deadline, self.first, key=_deadline), len(line)):
             if len(found) >= most:
                 break
-            row = line[index][2]
+            row = line[index]
             if row.bucket is self:
                 found.append(row)
         return found
@@ -162,7 +164,7 @@ class Bucket(Tagged):
             return
         self.tokens -= row.length
         self.waiting_s -= row.cost_s
-        if first < len(line) and line[first][2] is row:
+        if first < len(line) and line[first] is row:
             self._begin_at(first + 1)
         elif heap and heap[0][2] is row:
             heappop(heap)
@@ -172,15 +174,15 @@ class Bucket(Tagged):
     def tidy(self) -> None:
         """Drop the places of rows that have left."""
         waiting = islice(self.line, self.first, None)
-        self.line, self.first = [place for place in waiting if place[2].bucket is self], 0
+        self.line, self.first = [row for row in waiting if row.bucket is self], 0
         self.heap = [place for place in self.heap if place[2].bucket is self]
         heapify(self.heap)
 
     def live(self) -> list[Row]:
         """All its rows, in order."""
-        places = sorted([*self.line[self.first :], *self.heap])
-        rows = [row for _, _, row in places if row.bucket is self]
-        return list(dict.fromkeys(rows))
+        rows = [*self.line[self.first :], *[row for _, _, row in self.heap]]
+        here = dict.fromkeys([row for row in rows if row.bucket is self])
+        return sorted(here, key=self._place)
 
 
 class FlowQueue(Tagged):
@@ -426,6 +428,10 @@ def bucket_of(row: Row) -> Bucket:
     bucket = row.bucket
     assert isinstance(bucket, Bucket)
     return bucket
+
+
+def _deadline(row: Row) -> float:
+    return row.tracked.request.deadline
 
 
 def _turn(bucket: Bucket) -> float:

@@ -202,13 +202,16 @@ class TagOrder(Generic[T]):
         return [mark.item for mark in found]
 
     def end_walk(self) -> None:
-        self._ahead.clear()
-        self._surfaced.clear()
+        if self._ahead:
+            self._ahead.clear()
+        if self._surfaced:
+            self._surfaced.clear()
 
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
         for mark in self.heap:
-            mark.item.mark = None
+            item: T = mark.item
+            item.mark = None
         self.heap.clear()
         self.end_walk()
 
