@@ -69,7 +69,8 @@ class Slowness:
         if ratios is None:
             if len(self._ratios) >= _MAX_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
-            ratios = self._ratios[_kind(lease)] = RatioHistogram()
+            kind = lease.replica.group.name, lease.batch.edge
+            ratios = self._ratios[kind] = RatioHistogram()
         ratios.observe((now - expected_start(lease)) / lease.predicted_s)
 
     def delay_s(self, lease: BatchLease) -> float | None:
@@ -88,9 +89,11 @@ class Slowness:
         return ratios.quantile(quantile)
 
     def _ratios_of(self, lease: BatchLease) -> RatioHistogram | None:
-        if lease.ratios is None:
-            lease.ratios = self._ratios.get(_kind(lease))
-        return lease.ratios
+        ratios = lease.ratios
+        if ratios is None:
+            ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
+            lease.ratios = ratios
+        return ratios
 
     def check_at(self, lease: BatchLease) -> float:
         """When to look at the lease: it will be due for a copy then, or overdue."""
@@ -106,10 +109,6 @@ class Slowness:
         if not lease.hedge_due and self.delay_s(lease) is not None:
             return Finding.RACE
         return Finding.OVERDUE if lease.replica.head() is lease else Finding.BEHIND
-
-
-def _kind(lease: BatchLease) -> tuple[str, int]:
-    return lease.replica.group.name, lease.batch.edge
 
 
 def expected_start(lease: BatchLease) -> float:

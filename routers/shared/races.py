@@ -142,7 +142,8 @@ class CopySchedule(Generic[L]):
     def forget(self, lease: AnyLease) -> None:
         """Neither check nor copy the lease any more: it has closed, or its race is decided."""
         self.check_times.drop(lease)
-        self.remove(lease)
+        if lease in self.candidates:
+            del self.candidates[lease]
 
 
 class Races(Generic[L]):

@@ -66,10 +66,11 @@ class Bucket(Tagged):
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line = self.line
+        line, by_deadline = self.line, self.queue.lane.by_deadline
+        row.rank = rank = row.tracked.request.deadline if by_deadline else float(row.order)
         if self.first < len(line):
-            rank, last_rank = self.rank_of(row), self.rank_of(line[-1])
-            if rank < last_rank or (rank == last_rank and row.order < line[-1].order):
+            last = line[-1]
+            if rank < last.rank or (rank == last.rank and row.order < last.order):
                 heappush(self.heap, (rank, row.order, row))
                 return
         line.append(row)
@@ -81,12 +82,9 @@ class Bucket(Tagged):
         line, heap, first = self.line, self.heap, self._first_in_line()
         while heap and heap[0][2].bucket is not self:
             heappop(heap)
-        if heap and not (first < len(line) and self._place(line[first]) < heap[0]):
+        if heap and not (first < len(line) and _place(line[first]) < heap[0]):
             return heap[0][2]
         return line[first] if first < len(line) else None
-
-    def _place(self, row: Row) -> Place:
-        return self.rank_of(row), row.order, row
 
     def _first_in_line(self) -> int:
         """Where in line the first row stands that has not left."""
@@ -113,10 +111,7 @@ class Bucket(Tagged):
     def rank(self) -> float:
         """The rank of the first row; inf for an empty bucket."""
         row = self.head()
-        return inf if row is None else self.rank_of(row)
-
-    def rank_of(self, row: Row) -> float:
-        return self.queue.lane.rank_of(row)
+        return inf if row is None else row.rank
 
     def head_in(self, lengths: LengthRange) -> Row | None:
         """The same: lengths never divide the rows of one bucket."""
@@ -130,7 +125,7 @@ class Bucket(Tagged):
             line.pop()
         while heap and heap[-1][2].bucket is not self:
             heap.pop()
-        if heap and not (len(line) > first and heap[-1] < self._place(line[-1])):
+        if heap and not (len(line) > first and heap[-1] < _place(line[-1])):
             return heap[-1][2]
         return line[-1] if len(line) > first else None
 
@@ -142,7 +137,7 @@ class Bucket(Tagged):
         line = self.line
         if not self.queue.lane.by_deadline:
             return found
-        for index in range(bisect_left(line, deadline, self.first, key=_deadline), len(line)):
+        for index in range(bisect_left(line, deadline, self.first, key=_rank), len(line)):
             if len(found) >= most:
                 break
             row = line[index]
@@ -182,7 +177,7 @@ class Bucket(Tagged):
         """All its rows, in order."""
         rows = [*self.line[self.first :], *[row for _, _, row in self.heap]]
         here = dict.fromkeys([row for row in rows if row.bucket is self])
-        return sorted(here, key=self._place)
+        return sorted(here, key=_place)
 
 
 class FlowQueue(Tagged):
@@ -253,7 +248,7 @@ class FlowQueue(Tagged):
             row = bucket.head()
             if row is None:
                 continue
-            place = self.rank_of(row), row.order
+            place = row.rank, row.order
             if first is None or place < lowest:  # it may be due at no time
                 first, lowest = row, place
         return first
@@ -261,9 +256,6 @@ class FlowQueue(Tagged):
     def rank(self) -> float:
         """The lowest rank among its buckets; inf when it is empty."""
         return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
-
-    def rank_of(self, row: Row) -> float:
-        return self.lane.rank_of(row)
 
     def last(self) -> Row | None:
         """One of the rows that are due last, of the bucket that holds most rows."""
@@ -394,10 +386,6 @@ class Lane:
         classes = self.length_classes.items()
         return sum([each.waiting_s for edge, each in classes if edge in lengths])
 
-    def rank_of(self, row: Row) -> float:
-        """The key that orders a row in its bucket, lowest first."""
-        return row.tracked.request.deadline if self.by_deadline else float(row.order)
-
     def buckets(self) -> Iterator[Bucket]:
         """All buckets that hold rows, `isolated` last."""
         for queue in self.queues.values():
@@ -409,7 +397,7 @@ class Lane:
 
     def _open_queue(self, flow: Flow) -> FlowQueue:
         if len(self.queues) > 2 * len(self.order.heap) + 64:
-            self.queues = {f: q for f, q in self.queues.items() if q.rows or q.mark is not None}
+            self.queues = {f: q for f, q in self.queues.items() if q.rows or q.number}
         queue = self.queues[flow] = FlowQueue(self, flow)
         return queue
 
@@ -430,8 +418,12 @@ def bucket_of(row: Row) -> Bucket:
     return bucket
 
 
-def _deadline(row: Row) -> float:
-    return row.tracked.request.deadline
+def _place(row: Row) -> Place:
+    return row.rank, row.order, row
+
+
+def _rank(row: Row) -> float:
+    return row.rank
 
 
 def _turn(bucket: Bucket) -> float:

@@ -54,6 +54,7 @@ class Row:
     order: int  # numbers rows by arrival, across all requests
     edge: int  # of its bucket
     cost_s: float  # predicted service seconds, as of its arrival
+    rank: float  # by which it is queued, the lowest first: its deadline, or `order`
 
     bucket: BucketHandle | None
     lease: LeaseHandle | None
@@ -80,7 +81,7 @@ class Row:
         cost_s: float = 0.0,
     ) -> None:
         self.tracked, self.index, self.length, self.order = tracked, index, length, order
-        self.edge, self.cost_s = edge, cost_s
+        self.edge, self.cost_s, self.rank = edge, cost_s, 0.0
         self.bucket = self.lease = self.copy = None
         self.isolated = self.copied = self.stopped = self.failed = self.shown = False
         self.avoid, self.held_until, self.losses, self.moved_from = "", -inf, 0, ()

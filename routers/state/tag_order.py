@@ -16,42 +16,27 @@ from routers.state.rows import Row
 _STALE_ENTRIES: Final = 32  # allowed before the heap is compacted
 
 
-class Mark:
-    """One entry of the heap. It is valid while its item has no other."""
-
-    tag: float
-    number: int  # of the push: the earlier push is first among equal tags
-    item: Any
-    at: int  # in a walk: its index in the heap
-
-    def __init__(self, tag: float, number: int, item: Any) -> None:
-        self.tag, self.number, self.item, self.at = tag, number, item, 0
-
-    def __lt__(self, other: Mark) -> bool:
-        if self.tag != other.tag:
-            return self.tag < other.tag
-        return self.number < other.number
+Mark = tuple[float, int, Any]
+"""(tag, number of the push, item): one entry of the heap. It is valid while its item has that
+number. A plain tuple, which `heapq` compares faster than anything that has a method for it."""
 
 
 class Tagged:
-    """Rows of one flow that can be ordered by tag. `mark` is its valid entry, or None; the order in
-    which it stands owns that field. A class and no protocol: once compiled, a field of a protocol
-    is read fifteen times slower."""
+    """Rows of one flow that can be ordered by tag. A class and no protocol: once compiled, a field
+    of a protocol is read fifteen times slower."""
 
     flow: Flow
     rows: int
-    mark: Mark | None
+    # Of its valid entry; the order in which it stands owns both. Number 0: it has none.
+    tag: float
+    number: int
 
     def __init__(self, flow: Flow) -> None:
-        self.flow, self.rows, self.mark = flow, 0, None
+        self.flow, self.rows, self.tag, self.number = flow, 0, 0.0, 0
 
     @abstractmethod
     def rank(self) -> float:
         """That of its first row."""
-
-    @abstractmethod
-    def rank_of(self, row: Row) -> float:
-        """The key that orders a row among the others, lowest first."""
 
     @abstractmethod
     def head(self) -> Row | None:
@@ -78,9 +63,9 @@ class TagOrder(Generic[T]):
     def __init__(self, *, by_rank: bool = False) -> None:
         self._by_rank = by_rank
         self.heap: list[Mark] = []
-        # In a walk: heaps of the entries that come next, and of items that have surfaced and still
-        # have rows, by tags of now.
-        self._ahead: list[Mark] = []
+        # In a walk: the entries that come next, as heaps. `_ahead`: those that have not surfaced
+        # yet, with their index in `heap`; `_surfaced`: items with rows, by tags of now.
+        self._ahead: list[tuple[float, int, int]] = []
         self._surfaced: list[Mark] = []
         self._pushed = 0
         self._most = _STALE_ENTRIES
@@ -91,12 +76,12 @@ class TagOrder(Generic[T]):
 
     def add(self, item: T) -> None:
         """The item has rows now, or its tag has fallen."""
-        start, mark = self.tag(item), item.mark
-        if mark is not None and mark.tag <= start:
+        start = self.tag(item)
+        if item.number and item.tag <= start:
             return
         self._pushed += 1
-        item.mark = mark = Mark(start, self._pushed, item)
-        heappush(self.heap, mark)
+        item.tag, item.number = start, self._pushed
+        heappush(self.heap, (start, self._pushed, item))
         if len(self.heap) > self._most:
             self._tidy()
 
@@ -106,15 +91,15 @@ class TagOrder(Generic[T]):
         heap = self.heap
         while heap:
             mark = heap[0]
-            item: T = mark.item
-            if item.mark is not mark:
+            item: T = mark[2]
+            if item.number != mark[1]:
                 heappop(heap)  # an older entry of an item that was added again
             elif not item.rows:
                 heappop(heap)
-                item.mark = None
-            elif (start := self.tag(item)) != mark.tag:
-                mark.tag = start
-                heapreplace(heap, mark)
+                item.number = 0
+            elif (start := self.tag(item)) != mark[0]:
+                item.tag = start
+                heapreplace(heap, (start, mark[1], item))
             else:
                 return item
         return None
@@ -139,67 +124,63 @@ class TagOrder(Generic[T]):
     def begin_walk(self) -> None:
         """Begin at the lowest tag."""
         if self.first() is not None:
-            self._ahead.append(self.heap[0])
-            self.heap[0].at = 0
+            tag, number, _ = self.heap[0]
+            self._ahead.append((tag, number, 0))
 
     def next_row(self, lengths: LengthRange | None = None) -> Row | None:
         """The first row of the item that is next; None: no item has any (of these lengths). Work:
         O(log n) for each item that surfaces, n being those that have."""
-        ahead, surfaced, by_rank = self._ahead, self._surfaced, self._by_rank
+        heap, ahead, surfaced = self.heap, self._ahead, self._surfaced
+        by_rank = self._by_rank
         while ahead or surfaced:
-            is_new = self._is_new_next()
-            mark = ahead[0] if is_new else surfaced[0]
-            item: T = mark.item
+            is_new = not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0])
+            tag, number, found = heap[ahead[0][2]] if is_new else surfaced[0]
+            item: T = found
             row: Row | None = None
-            now = mark.tag
-            if item.rows and (not is_new or item.mark is mark):
+            now = tag
+            if item.rows and (not is_new or item.number == number):
                 row = item.head() if lengths is None else item.head_in(lengths)
                 if row is not None:
-                    now = item.rank_of(row) if by_rank else item.flow.start
-                    if now == mark.tag:
+                    now = row.rank if by_rank else item.flow.start
+                    if now == tag:
                         return row
             if is_new:
-                self._pass_by(mark)
+                self._pass_by(ahead[0][2])
                 if row is not None:
-                    heappush(surfaced, Mark(now, mark.number, item))
+                    heappush(surfaced, (now, number, item))
             elif row is not None:
-                mark.tag = now
-                heapreplace(surfaced, mark)
+                heapreplace(surfaced, (now, number, item))
             else:
                 heappop(surfaced)
         return None
 
-    def _is_new_next(self) -> bool:
-        """Whether the next entry has not surfaced yet."""
-        ahead, surfaced = self._ahead, self._surfaced
-        return not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0])
-
-    def _pass_by(self, mark: Mark) -> None:
-        """The first entry ahead has surfaced: its children come instead."""
-        heap, ahead, child = self.heap, self._ahead, 2 * mark.at + 1
+    def _pass_by(self, at: int) -> None:
+        """The first entry ahead, at this index, has surfaced: its children come instead."""
+        heap, ahead, child = self.heap, self._ahead, 2 * at + 1
         if child >= len(heap):
             heappop(ahead)
             return
-        heap[child].at = child
-        heapreplace(ahead, heap[child])
+        tag, number, _ = heap[child]
+        heapreplace(ahead, (tag, number, child))
         child += 1
         if child < len(heap):
-            heap[child].at = child
-            heappush(ahead, heap[child])
+            tag, number, _ = heap[child]
+            heappush(ahead, (tag, number, child))
 
     def next_items(self, most: int) -> list[T]:
         """At most `most` of the items that are next, in order."""
         found: list[Mark] = []
+        ahead, surfaced = self._ahead, self._surfaced
         while len(found) < most and self.next_row() is not None:
-            if self._is_new_next():
-                mark = self._ahead[0]
-                self._pass_by(mark)
-                found.append(Mark(mark.tag, mark.number, mark.item))
+            if not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0]):
+                at = ahead[0][2]
+                found.append(self.heap[at])
+                self._pass_by(at)
             else:
-                found.append(heappop(self._surfaced))
+                found.append(heappop(surfaced))
         for mark in found:
-            heappush(self._surfaced, mark)
-        return [mark.item for mark in found]
+            heappush(surfaced, mark)
+        return [mark[2] for mark in found]
 
     def end_walk(self) -> None:
         if self._ahead:
@@ -210,21 +191,21 @@ class TagOrder(Generic[T]):
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
         for mark in self.heap:
-            item: T = mark.item
-            item.mark = None
+            item: T = mark[2]
+            item.number = 0
         self.heap.clear()
         self.end_walk()
 
     def _tidy(self) -> None:
         kept: list[Mark] = []
         for mark in self.heap:
-            item: T = mark.item
-            if item.mark is not mark:
+            item: T = mark[2]
+            if item.number != mark[1]:
                 continue
             if item.rows:
                 kept.append(mark)
             else:
-                item.mark = None
+                item.number = 0
         heapify(kept)
         self.heap[:] = kept
         self._most = 2 * len(kept) + _STALE_ENTRIES

@@ -59,9 +59,12 @@ class Timers:
             first += 1
         self.first = first
         at = line[first].timer_at if first < last else inf
-        while heap and not heap[0][2].open:
+        while heap:
+            heap_at, _, tracked = heap[0]
+            if tracked.open:
+                return heap_at if heap_at < at else at
             heappop(heap)
-        return min(at, heap[0][0]) if heap else at
+        return at
 
     def trim(self, live: int) -> None:
         """Drop entries of forgotten requests once they outnumber the `live` requests."""

@@ -103,14 +103,14 @@ def _check_lane(lane: Lane) -> None:
     assert lane.rows == sum(bucket.rows for bucket in lane.buckets())
     for queue in lane.queues.values():
         assert queue.rows == sum(bucket.rows for bucket in queue.buckets.values())
-        assert not queue.rows or queue.mark is not None, "a flow waits and is in no order"
+        assert not queue.rows or queue.number, "a flow waits and is in no order"
     for edge, length_class in lane.length_classes.items():
         own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
         assert length_class.rows == sum(bucket.rows for bucket in own)
         assert length_class.tokens == sum(bucket.tokens for bucket in own)
         waiting_s = sum(bucket.waiting_s for bucket in own)
         assert isclose(length_class.waiting_s, waiting_s, abs_tol=1e-6)
-        assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
+        assert all(bucket.number for bucket in own), "a bucket is in no order"
     for bucket in lane.buckets():
         _check_bucket(bucket, lane)
 
