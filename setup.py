@@ -17,6 +17,8 @@ _INTERPRETED = (
 )  # fmt: skip
 # A processor that multiplies and adds in one instruction rounds once where Python rounds twice.
 _AS_PYTHON_ROUNDS = "-ffp-contract=off"
+# Nobody calls into the library but Python: so functions in it call each other directly.
+_ALL_HIDDEN = "-fvisibility=hidden"
 
 
 def _extensions() -> list[Extension]:
@@ -29,7 +31,7 @@ def _extensions() -> list[Extension]:
     options = ["--config-file=", "--ignore-missing-imports"]
     extensions = mypycify([*options, *compiled], opt_level="2", debug_level="0")
     for each in extensions:
-        each.extra_compile_args.append(_AS_PYTHON_ROUNDS)
+        each.extra_compile_args += [_AS_PYTHON_ROUNDS, _ALL_HIDDEN]
     return extensions
 
 

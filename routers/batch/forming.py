@@ -86,7 +86,7 @@ class _LaneView(BatchView):
         if edge == self._asked:
             return self._max_rows
         group, width = self.group, edge
-        if not group.settings.pads:
+        if not group.sizes.pads:
             found = self.lane.length_classes.get(edge)
             mean = found.tokens // found.rows if found is not None and found.rows else edge
             width = min(edge, (mean // _GRAIN + 1) * _GRAIN)
@@ -185,7 +185,7 @@ class Forming:
         view.takes = lengths = replicas.lengths_of(replica)
         held: Lane | None = None  # waits for more rows; one that was passed over is asked first
         requests.waiting.reorder()
-        for lane in requests.waiting.lanes_in_turn(requests.settings.ageing_s, now):
+        for lane in requests.waiting.lanes_in_turn(requests.ageing_s, now):
             if held is not None and (lane.late or lane.priority > held.priority):
                 return None  # less urgent rows wait with those that are held back
             retried = lane.isolated.head() if lengths is None else lane.first_alone(lengths)
@@ -366,13 +366,15 @@ class Forming:
         lengths, the longest first, and late ones."""
         view, lane, waiting = self._view, batch.lane, self._requests.waiting
         classes, takes = lane.length_classes, view.takes
-        if batch.room > 0 and len(classes) > 1:
+        if batch.room > 0 and lane.rows > lane.isolated.rows:
             shorter = [
                 edge
                 for edge, each in classes.items()
                 if each.rows and edge < batch.edge and (takes is None or edge in takes)
             ]
-            for edge in sorted(shorter, reverse=True):
+            shorter.sort()
+            while shorter:
+                edge = shorter.pop()
                 found = classes[edge]
                 riders = self._batching.riders(view, batch, edge, found.rows, found.tokens)
                 if riders > 0:
@@ -411,15 +413,20 @@ class Forming:
         """The batch as it stands, for which flows now owe the predicted seconds of the whole."""
         flows, group, lane, leader = self._flows, batch.group, batch.lane, batch.leader
         settles, shares, view = flows.order.settles, batch.shares, self._view
-        predicted_s = batch.predicted_s()
+        width = batch.width(batch.size, batch.tokens)
+        predicted_s = group.cost.predict(batch.size, width, batch.replica_id)
         if view.last_edge not in (0, batch.edge):
-            predicted_s += group.settings.buckets.switch_s
-        work_s, whole = predicted_s * group.speed, sum(shares.values())
+            predicted_s += group.sizes.switch_s
+        work_s, whole, even = predicted_s * group.speed, 0.0, 1.0 / len(shares)
+        for share in shares.values():
+            whole += share
+        owing: list[Flow] = []
         owed: list[FlowWork] = []
         for flow, share in shares.items():
-            seconds = work_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
+            seconds = work_s * (share / whole if whole > 0.0 else even)
             if settles:
                 flows.charge(flow, seconds - share)
+            owing.append(flow)
             owed.append((flow.priority, flow.tenant, seconds))
         charges = tuple(owed)
         paid = charges
@@ -432,8 +439,7 @@ class Forming:
             bucket.queue.took_turn(bucket, max(work_s, _min_turn_s(group, bucket.queue)))
         rank = int(lane.late), lane.priority, batch.tag if view.by_share else 0.0
         charge = Charge(rank, predicted_s, charges, paid, flows.epoch, group.speed)
-        charge.of(list(shares))
-        width = batch.width(batch.size, batch.tokens)
+        charge.of(owing)
         return FormedBatch(batch.rows, width, batch.edge, charge)
 
 

@@ -49,10 +49,13 @@ class Slowness:
     lease. `policy`: after how long a copy is due."""
 
     def __init__(self, settings: HedgeParameters, policy: HedgeDelay) -> None:
-        self.settings = settings
-        self.policy = policy
-        self.frozen = False
         self._ratios: dict[tuple[str, int], RatioHistogram] = {}
+        self.adopt(settings, policy, frozen=False)
+
+    def adopt(self, settings: HedgeParameters, policy: HedgeDelay, *, frozen: bool) -> None:
+        """Go on under these settings."""
+        self.settings, self.policy, self.frozen = settings, policy, frozen
+        self.off = settings.mode == "off"
 
     def observe(self, lease: BatchLease, now: float) -> None:
         """The lease took until now, or longer: one that was given up after its delay counts as
@@ -60,20 +63,19 @@ class Slowness:
         sample: others would count the wait for other gateways' batches as slowness."""
         if self.frozen or lease.predicted_s <= 0.0:
             return
-        reports_starts = self.settings.mode != "off"
-        if reports_starts and lease.replica.foreign.seen_until > now and not lease.opened:
+        if not self.off and lease.replica.foreign.seen_until > now and not lease.opened:
             return
-        kind = lease.replica.group.name, lease.batch.edge
-        ratios = self._ratios.get(kind)
+        ratios = self._ratios_of(lease)
         if ratios is None:
             if len(self._ratios) >= _MAX_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
+            kind = lease.replica.group.name, lease.batch.edge
             ratios = self._ratios[kind] = RatioHistogram()
         ratios.observe((now - expected_start(lease)) / lease.predicted_s)
 
     def delay_s(self, lease: BatchLease) -> float | None:
         """Seconds from its start after which to race it; None: never."""
-        if self.settings.mode == "off":
+        if self.off:
             return None
         delay_s = self.policy.delay_s(lease.predicted_s, self._ratios_of(lease))
         return None if delay_s is None else max(_MIN_S, delay_s)
@@ -87,7 +89,11 @@ class Slowness:
         return ratios.quantile(quantile)
 
     def _ratios_of(self, lease: BatchLease) -> RatioHistogram | None:
-        return self._ratios.get((lease.replica.group.name, lease.batch.edge))
+        ratios = lease.ratios
+        if ratios is None:
+            ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
+            lease.ratios = ratios
+        return ratios
 
     def check_at(self, lease: BatchLease) -> float:
         """When to look at the lease: it will be due for a copy then, or overdue."""
@@ -155,8 +161,8 @@ class Hedger:
     def adopt(self, settings: DispatcherSettings) -> None:
         """Adopt new settings; what was learnt is kept."""
         self._settings = settings
-        self.slowness.settings, self.slowness.frozen = settings.hedge, settings.frozen
-        self.slowness.policy = HEDGINGS[settings.policies.hedging](settings.hedge)
+        policy = HEDGINGS[settings.policies.hedging](settings.hedge)
+        self.slowness.adopt(settings.hedge, policy, frozen=settings.frozen)
 
     # -- when
 
@@ -204,7 +210,7 @@ class Hedger:
     def needs_start(self, replica: BatchReplica, now: float) -> bool:
         """Whether the replica must say when a batch starts: other gateways' batches may run before
         it, and waiting for them would count as slowness."""
-        races = self._settings.hedge.mode != "off" and self._replicas.running > 1
+        races = not self.slowness.off and self._replicas.running > 1
         return races and replica.foreign.seen_until > now
 
     # -- where

@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
+from routers.estimates.ratio_histogram import RatioHistogram
 from routers.state.flows import Charge
 from routers.state.lanes import Lane
 from routers.state.ready_replicas import Placement, preference, speed_band
@@ -35,17 +36,13 @@ class Preemptible:
         self.replica, self.late, self.priority = replica, late, priority
         self.number, self.holds = number, True
 
-    def is_before(self, other: Preemptible) -> bool:
-        """Whether it is less urgent than the other one."""
+    def __lt__(self, other: Preemptible) -> bool:
+        """The less urgent comes first."""
         if self.late != other.late:
             return self.late > other.late
         if self.priority != other.priority:
             return self.priority > other.priority
         return self.number < other.number
-
-
-_Entry = tuple[int, int, int, Preemptible]
-"""(-late, -priority, number of the push, what would be returned): the least urgent comes first."""
 
 
 class FormedBatch:
@@ -162,6 +159,7 @@ class BatchLease(Lease[BatchReplica]):
         self.staged = bool(replica.leases)  # sent while the replica held another lease
         self.isolated = batch.rows[0].isolated  # of a row that travels alone
         self.non_preemptible = False  # not given up for more urgent work
+        self.ratios: RatioHistogram | None = None  # of its group and bucket, once looked up
 
     @property
     def rank(self) -> tuple[int, int, float]:
@@ -225,7 +223,7 @@ class PreemptibleReplicas:
         heap.count += 1
         self.count += 1
         replica.preemptible = known = Preemptible(replica, late, priority, self._pushed)
-        heap.push((-late, -priority, self._pushed, known))
+        heap.push(known)
 
     def _drop(self, known: Preemptible) -> None:
         known.holds = False
@@ -241,7 +239,7 @@ class PreemptibleReplicas:
             if lane is not None and lengths is not None and lane.seconds_in(lengths) <= 0.0:
                 continue
             first = heap.first()
-            if first is not None and (least is None or first.is_before(least)):
+            if first is not None and (least is None or first < least):
                 least = first
         return None if least is None else least.replica
 
@@ -251,20 +249,19 @@ class _Heap:
 
     def __init__(self) -> None:
         self.count = 0
-        self._entries: list[_Entry] = []
+        self._entries: list[Preemptible] = []
 
-    def push(self, entry: _Entry) -> None:
+    def push(self, entry: Preemptible) -> None:
         heappush(self._entries, entry)
         if len(self._entries) > 2 * self.count + _SLACK:
-            self._entries = [each for each in self._entries if each[3].holds]
+            self._entries = [each for each in self._entries if each.holds]
             heapify(self._entries)
 
     def first(self) -> Preemptible | None:
         entries = self._entries
         while entries:
-            first = entries[0][3]
-            if first.holds:
-                return first
+            if entries[0].holds:
+                return entries[0]
             heappop(entries)
         return None
 

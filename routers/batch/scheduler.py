@@ -125,10 +125,9 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
                     assert isinstance(sent, Dispatch)
                     sent.tied = True
                     actions.append(copy)
-        ageing_s = self._requests.settings.ageing_s
         while waiting.rows and (replica := self._gives_back()) is not None:
             # Not while a batch is due that leads because its priority was passed over too long.
-            if waiting.passed_over(ageing_s, now) is not None:
+            if waiting.passed_over(self._requests.ageing_s, now) is not None:
                 break
             if not self._preempt(replica, now, actions):
                 break
@@ -147,7 +146,7 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         self, replica: BatchReplica, now: float, actions: list[Action]
     ) -> BatchLease | None:
         """A lease of the batch that is formed for this replica; None: there is none."""
-        trusted = replica.answers > 0 or bool(replica.group.settings.profile)
+        trusted = replica.answers > 0 or replica.group.sizes.is_profiled
         free_in_s = max(0.0, replica.finish_at - now)
         batch = self._forming.form(replica, now, actions, trusted=trusted, starts_in_s=free_in_s)
         if batch is None:
@@ -186,11 +185,11 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
             self._hedger.watch(lease)
         replicas.refresh(replica, now)
         self._remember_sessions(batch.rows, replica)
-        make = IsolatedDispatch if lease.isolated else Dispatch
-        dispatch = make(
-            lease.lease_id, replica.spec.replica_id, row_ids(batch.rows), batch.edge,
-            charge.predicted_s, charge.rank,
-        )  # fmt: skip
+        rows, edge = row_ids(batch.rows), batch.edge
+        lease_id, replica_id, seconds = lease.lease_id, lease.replica_id, charge.predicted_s
+        dispatch = Dispatch(lease_id, replica_id, rows, edge, seconds, charge.rank)
+        if lease.isolated:
+            dispatch = IsolatedDispatch(lease_id, replica_id, rows, edge, seconds, charge.rank)
         dispatch.charges, dispatch.waiting = charge.charges, requests.waiting.work()
         dispatch.tells_start = self._hedger.needs_start(replica, now)
         actions.append(dispatch)

@@ -45,6 +45,10 @@ class BatchSizes:
         self._settings = settings
         self._cost = cost
         self.max_passed_s = MAX_PASSED * settings.slo_s
+        # Settings that are read for each row or batch: a field of them costs a look-up by name.
+        self.pads, self.fixed_shapes = settings.pads, settings.buckets.fixed_shapes
+        self.max_tokens, self.switch_s = settings.max_tokens, settings.buckets.switch_s
+        self.is_profiled = bool(settings.profile)
         is_fixed = settings.fixed_size is not None
         self._max_s = inf if is_fixed else settings.max_slo_share * settings.slo_s
         self._targets: dict[int, _Target] = {}
@@ -109,7 +113,7 @@ class BatchSizes:
                 rows = middle
             else:
                 high = middle - 1
-        full = max(1, min(rows, settings.max_tokens // edge))
+        full = max(1, min(rows, self.max_tokens // edge))
         full_s = cost.predict(full, edge)
         return _Target(rows, full, full_s, cost.learnt)
 

@@ -35,18 +35,18 @@ class RefusedShare:
 
     _came: float = 0.0  # requests of the window
     _refused: float = 0.0
-    _seen: tuple[int, int] = (0, 0)  # both counters, when last looked at
+    _seen_came: int = 0  # the counters, when last looked at
+    _seen_refused: int = 0
     _at: float = 0.0
 
     def advance(self, came: int, refused: int, now: float) -> None:
         """So many requests have come and been refused by now, ever."""
-        if (came, refused) == self._seen:
+        if came == self._seen_came and refused == self._seen_refused:
             return
         kept = self._kept(now)
-        came_before, refused_before = self._seen
-        self._came = self._came * kept + (came - came_before)
-        self._refused = self._refused * kept + (refused - refused_before)
-        self._seen, self._at = (came, refused), max(now, self._at)
+        self._came = self._came * kept + (came - self._seen_came)
+        self._refused = self._refused * kept + (refused - self._seen_refused)
+        self._seen_came, self._seen_refused, self._at = came, refused, max(now, self._at)
 
     def read(self, now: float) -> float:
         """The share at `now`, 0..1."""

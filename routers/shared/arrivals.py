@@ -70,10 +70,11 @@ class Arrivals:
         lengths = request.lengths
         edge = longest_edge = self.edge_of(lengths[0])
         cost_s = self._cost_s(lengths[0], edge)
-        for length in lengths[1:]:
-            row_edge = self.edge_of(length)
-            longest_edge = max(longest_edge, row_edge)
-            cost_s += self._cost_s(length, row_edge)
+        if len(lengths) > 1:
+            for length in lengths[1:]:
+                row_edge = self.edge_of(length)
+                longest_edge = max(longest_edge, row_edge)
+                cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
         alone = self._groups.alone
         if alone is None:

@@ -63,8 +63,10 @@ class Controllers:
         """Whether a controller sheds a request whose turn has come; counts the refusal."""
         flow, wait_s = tracked.flow.key, now - tracked.queued_at
         for each in self.at_turn:
-            seen, is_no = each.look(each.seen(flow), tracked, wait_s, now)
-            each.learn(flow, seen)
+            known = each.seen(flow)
+            seen, is_no = each.look(known, tracked, wait_s, now)
+            if seen is not known:
+                each.learn(flow, seen)
             if is_no and each.verdicts.no():
                 return True
         return False

@@ -132,7 +132,8 @@ class CopySchedule(Generic[L]):
 
     def remove(self, lease: AnyLease) -> None:
         """The lease is no candidate any more; its planned check stays."""
-        self.candidates.pop(lease, None)
+        if lease in self.candidates:
+            del self.candidates[lease]
 
     def first(self) -> list[L]:
         """The oldest candidates: as many as one step tries."""
@@ -141,7 +142,8 @@ class CopySchedule(Generic[L]):
     def forget(self, lease: AnyLease) -> None:
         """Neither check nor copy the lease any more: it has closed, or its race is decided."""
         self.check_times.drop(lease)
-        self.candidates.pop(lease, None)
+        if lease in self.candidates:
+            del self.candidates[lease]
 
 
 class Races(Generic[L]):

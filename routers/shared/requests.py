@@ -441,7 +441,7 @@ class RequestTable:
         self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        self.settings = settings
+        self.settings, self.ageing_s = settings, settings.ageing_s
         self.bounds.adopt(settings)
         self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False

@@ -30,8 +30,7 @@ _KEPT: Final = 16
 
 
 Place = tuple[float, int, Row]
-"""(rank, order of arrival, row): rank is the deadline, or the order of arrival. A place is valid
-while its row says that it stands in that bucket."""
+"""(rank, order of arrival, row): rank is the deadline, or the order of arrival."""
 
 
 class Bucket(Tagged):
@@ -39,7 +38,8 @@ class Bucket(Tagged):
     where the lane's ranking is by arrival.
 
     Most rows come in that order and stand in `line` from `first` on; a row that does not, or that
-    comes back from a replica, goes to `heap`. Deletion is lazy: leaving costs O(log n) amortised,
+    comes back from a replica, goes to `heap`. A place in either is valid while its row says that it
+    stands in this bucket. Deletion is lazy: leaving costs O(log n) amortised,
     `line` and `heap` together hold at most twice the live rows (plus a constant), and an empty
     bucket holds nothing. A list with the place of its first row takes 56 bytes while it is empty, a
     deque 760, and there is a bucket for each flow and length.
@@ -50,7 +50,7 @@ class Bucket(Tagged):
     tokens: int
     waiting_s: float  # predicted service seconds of its rows
     turn: float  # when it leads next among its flow's buckets, in seconds of full batches
-    line: list[Place]
+    line: list[Row]
     first: int  # index in `line`; what stands before has left
     heap: list[Place]
 
@@ -66,13 +66,14 @@ class Bucket(Tagged):
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, lane = self.line, self.queue.lane
-        rank = row.tracked.request.deadline if lane.by_deadline else float(row.order)
-        place = rank, row.order, row
-        if self.first == len(line) or line[-1] <= place:
-            line.append(place)
-        else:
-            heappush(self.heap, place)
+        line, by_deadline = self.line, self.queue.lane.by_deadline
+        row.rank = rank = row.tracked.request.deadline if by_deadline else float(row.order)
+        if self.first < len(line):
+            last = line[-1]
+            if rank < last.rank or (rank == last.rank and row.order < last.order):
+                heappush(self.heap, (rank, row.order, row))
+                return
+        line.append(row)
 
     def head(self) -> Row | None:
         """The first row, left where it is."""
@@ -81,15 +82,15 @@ class Bucket(Tagged):
         line, heap, first = self.line, self.heap, self._first_in_line()
         while heap and heap[0][2].bucket is not self:
             heappop(heap)
-        if heap and not (first < len(line) and line[first] < heap[0]):
+        if heap and not (first < len(line) and _place(line[first]) < heap[0]):
             return heap[0][2]
-        return line[first][2] if first < len(line) else None
+        return line[first] if first < len(line) else None
 
     def _first_in_line(self) -> int:
         """Where in line the first row stands that has not left."""
         line, first = self.line, self.first
         last = len(line)
-        while first < last and line[first][2].bucket is not self:
+        while first < last and line[first].bucket is not self:
             first += 1
         if first != self.first:
             self._begin_at(first)
@@ -110,10 +111,7 @@ class Bucket(Tagged):
     def rank(self) -> float:
         """The rank of the first row; inf for an empty bucket."""
         row = self.head()
-        return inf if row is None else self.rank_of(row)
-
-    def rank_of(self, row: Row) -> float:
-        return self.queue.lane.rank_of(row)
+        return inf if row is None else row.rank
 
     def head_in(self, lengths: LengthRange) -> Row | None:
         """The same: lengths never divide the rows of one bucket."""
@@ -123,13 +121,13 @@ class Bucket(Tagged):
         """One of the rows that are due last, left where it is: the last in line, or the heap's last
         entry if that row is due later still."""
         line, heap, first = self.line, self.heap, self.first
-        while len(line) > first and line[-1][2].bucket is not self:
+        while len(line) > first and line[-1].bucket is not self:
             line.pop()
         while heap and heap[-1][2].bucket is not self:
             heap.pop()
-        if heap and not (len(line) > first and heap[-1] < line[-1]):
+        if heap and not (len(line) > first and heap[-1] < _place(line[-1])):
             return heap[-1][2]
-        return line[-1][2] if len(line) > first else None
+        return line[-1] if len(line) > first else None
 
     def due_from(self, deadline: float, most: int) -> list[Row]:
         """At most `most` rows due at `deadline` or later, the earliest first, left where they are.
@@ -139,10 +137,10 @@ class Bucket(Tagged):
         line = self.line
         if not self.queue.lane.by_deadline:
             return found
-        for index in range(bisect_left(line, (deadline,), self.first), len(line)):
+        for index in range(bisect_left(line, deadline, self.first, key=_rank), len(line)):
             if len(found) >= most:
                 break
-            row = line[index][2]
+            row = line[index]
             if row.bucket is self:
                 found.append(row)
         return found
@@ -161,7 +159,7 @@ class Bucket(Tagged):
             return
         self.tokens -= row.length
         self.waiting_s -= row.cost_s
-        if first < len(line) and line[first][2] is row:
+        if first < len(line) and line[first] is row:
             self._begin_at(first + 1)
         elif heap and heap[0][2] is row:
             heappop(heap)
@@ -171,15 +169,15 @@ class Bucket(Tagged):
     def tidy(self) -> None:
         """Drop the places of rows that have left."""
         waiting = islice(self.line, self.first, None)
-        self.line, self.first = [place for place in waiting if place[2].bucket is self], 0
+        self.line, self.first = [row for row in waiting if row.bucket is self], 0
         self.heap = [place for place in self.heap if place[2].bucket is self]
         heapify(self.heap)
 
     def live(self) -> list[Row]:
         """All its rows, in order."""
-        places = sorted([*self.line[self.first :], *self.heap])
-        rows = [row for _, _, row in places if row.bucket is self]
-        return list(dict.fromkeys(rows))
+        rows = [*self.line[self.first :], *[row for _, _, row in self.heap]]
+        here = dict.fromkeys([row for row in rows if row.bucket is self])
+        return sorted(here, key=_place)
 
 
 class FlowQueue(Tagged):
@@ -250,7 +248,7 @@ class FlowQueue(Tagged):
             row = bucket.head()
             if row is None:
                 continue
-            place = self.rank_of(row), row.order
+            place = row.rank, row.order
             if first is None or place < lowest:  # it may be due at no time
                 first, lowest = row, place
         return first
@@ -259,9 +257,6 @@ class FlowQueue(Tagged):
         """The lowest rank among its buckets; inf when it is empty."""
         return min([bucket.rank() for bucket in self.buckets.values() if bucket.rows], default=inf)
 
-    def rank_of(self, row: Row) -> float:
-        return self.lane.rank_of(row)
-
     def last(self) -> Row | None:
         """One of the rows that are due last, of the bucket that holds most rows."""
         return max(self.buckets.values(), key=_rows).last()
@@ -269,8 +264,11 @@ class FlowQueue(Tagged):
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
         """The bucket led a batch of `seconds`: its next turn comes after as much work of the other
         buckets. A bucket that was empty meanwhile takes its turn from here on."""
-        waiting = [each.turn for each in self.buckets.values() if each.rows]
-        self.turn = max(self.turn, min([bucket.turn, *waiting]))
+        lowest = bucket.turn
+        for each in self.buckets.values():
+            if each.rows and each.turn < lowest:
+                lowest = each.turn
+        self.turn = max(self.turn, lowest)
         bucket.turn += seconds
 
 
@@ -388,10 +386,6 @@ class Lane:
         classes = self.length_classes.items()
         return sum([each.waiting_s for edge, each in classes if edge in lengths])
 
-    def rank_of(self, row: Row) -> float:
-        """The key that orders a row in its bucket, lowest first."""
-        return row.tracked.request.deadline if self.by_deadline else float(row.order)
-
     def buckets(self) -> Iterator[Bucket]:
         """All buckets that hold rows, `isolated` last."""
         for queue in self.queues.values():
@@ -403,7 +397,7 @@ class Lane:
 
     def _open_queue(self, flow: Flow) -> FlowQueue:
         if len(self.queues) > 2 * len(self.order.heap) + 64:
-            self.queues = {f: q for f, q in self.queues.items() if q.rows or q.mark is not None}
+            self.queues = {f: q for f, q in self.queues.items() if q.rows or q.number}
         queue = self.queues[flow] = FlowQueue(self, flow)
         return queue
 
@@ -422,6 +416,14 @@ def bucket_of(row: Row) -> Bucket:
     bucket = row.bucket
     assert isinstance(bucket, Bucket)
     return bucket
+
+
+def _place(row: Row) -> Place:
+    return row.rank, row.order, row
+
+
+def _rank(row: Row) -> float:
+    return row.rank
 
 
 def _turn(bucket: Bucket) -> float:

@@ -24,9 +24,6 @@ _SPEED_BAND: Final = log(1.25)
 _IN_TURN: Final = 8  # of so many choices of an idle replica one is made in turn, whatever the order
 _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
-_Entry = tuple[float, float, int, Place]
-"""(first key, second key, number of the push, place): the earlier push is first among equals."""
-
 _T = TypeVar("_T")
 R = TypeVar("R", bound=AnyReplica)
 
@@ -53,19 +50,19 @@ class Placement:
 
 
 class ReadyReplicas(Generic[R]):
-    """Replicas that may take a lease now. An entry of a heap is valid while its place holds."""
+    """Replicas that may take a lease now. A place in a heap is valid while it holds."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        # Kind `k` of the group with index `i` is at `i * _KINDS + k`, here and in entries.
-        self._heaps: list[list[_Entry]] = [[] for _ in range(_KINDS)]
+        # Kind `k` of the group with index `i` is at `i * _KINDS + k`, here and in places.
+        self._heaps: list[list[Place]] = [[] for _ in range(_KINDS)]
         self._counts = [0] * _KINDS
         self._total = self._spare = 0
         self._pushed = 0
         # All replicas, where several gateways each have an order of their own; else none.
         self.in_turn: list[R] = []
         self._next_in_turn = self._idle_choices = 0
-        self._asked: list[_Entry] = []  # since `begin`
+        self._asked: list[Place] = []  # since `begin`
         self._may_take_turns = False
 
     def __contains__(self, replica: AnyReplica) -> bool:
@@ -97,11 +94,11 @@ class ReadyReplicas(Generic[R]):
             self._counts += [0] * _KINDS
             self._heaps += [[] for _ in range(_KINDS)]
         self._pushed += 1
-        replica.place = place = Place(replica, kind, first, second)
+        replica.place = place = Place(replica, kind, first, second, self._pushed)
         self._counts[kind] += 1
         self._total += 1
         self._spare += kind % _KINDS == SPARE
-        self._push((first, second, self._pushed, place))
+        self._push(place)
 
     def drop(self, replica: AnyReplica) -> None:
         """It may take no lease now."""
@@ -155,9 +152,9 @@ class ReadyReplicas(Generic[R]):
 
     def end(self) -> None:
         """Those that were asked stand where they stood, if they still may take a lease."""
-        for entry in self._asked:
-            if entry[3].holds:
-                self._push(entry)
+        for place in self._asked:
+            if place.holds:
+                self._push(place)
         self._asked.clear()
 
     def _in_turn(self, best: Place) -> R | None:
@@ -204,13 +201,13 @@ class ReadyReplicas(Generic[R]):
 
     def _tries(self, kind: int) -> int:
         """How many of this kind have been asked."""
-        return len([entry for entry in self._asked if entry[3].kind == kind])
+        return len([place for place in self._asked if place.kind == kind])
 
     def _top(self, kind: int, now: float) -> Place | None:
         """The first place of a kind; `DUE` ones whose time has passed are placed again."""
         heap = self._heaps[kind]
         while heap:
-            place = heap[0][3]
+            place = heap[0]
             if not place.holds:
                 heappop(heap)
             elif place.first < now and kind % _KINDS == DUE:
@@ -220,12 +217,12 @@ class ReadyReplicas(Generic[R]):
                 return place
         return None
 
-    def _push(self, entry: _Entry) -> None:
-        kind = entry[3].kind
+    def _push(self, place: Place) -> None:
+        kind = place.kind
         heap = self._heaps[kind]
-        heappush(heap, entry)
+        heappush(heap, place)
         if len(heap) > 2 * self._counts[kind] + _SLACK:
-            heap[:] = [each for each in heap if each[3].holds]
+            heap[:] = [each for each in heap if each.holds]
             heapify(heap)
 
 

@@ -45,17 +45,26 @@ SPARE: Final = 4
 
 class Place:
     """A replica's place among the ready ones: its kind, and its keys within that kind, the lowest
-    first. `holds`: it has no other place since, and may still take a lease."""
+    first; the earlier `number` is first among equals. `holds`: it has no other place since, and may
+    still take a lease."""
 
     replica: Any
     kind: int
     first: float
     second: float
+    number: int
     holds: bool
 
-    def __init__(self, replica: Any, kind: int, first: float, second: float) -> None:
-        self.replica, self.kind, self.first, self.second = replica, kind, first, second
-        self.holds = True
+    def __init__(self, replica: Any, kind: int, first: float, second: float, number: int) -> None:
+        self.replica, self.kind, self.number = replica, kind, number
+        self.first, self.second, self.holds = first, second, True
+
+    def __lt__(self, other: Place) -> bool:
+        if self.first != other.first:
+            return self.first < other.first
+        if self.second != other.second:
+            return self.second < other.second
+        return self.number < other.number
 
 
 L = TypeVar("L", bound="Lease[Any]")

@@ -214,7 +214,8 @@ class RequestQueue:
         due = self.passed_over(ageing_s, now)
         lanes = [] if due is None else [due]
         lanes += [lane for lane in self.on_time if lane.rows and lane is not due]
-        return lanes + self.late
+        lanes += self.late
+        return lanes
 
     def lane_in_turn(self, lane: Lane, group: ReplicaGroup, lengths: LengthRange | None) -> Lane:
         """The lane itself, or the late lane of its priority, where a flow that has only late rows

@@ -54,6 +54,7 @@ class Row:
     order: int  # numbers rows by arrival, across all requests
     edge: int  # of its bucket
     cost_s: float  # predicted service seconds, as of its arrival
+    rank: float  # by which it is queued, the lowest first: its deadline, or `order`
 
     bucket: BucketHandle | None
     lease: LeaseHandle | None
@@ -80,7 +81,7 @@ class Row:
         cost_s: float = 0.0,
     ) -> None:
         self.tracked, self.index, self.length, self.order = tracked, index, length, order
-        self.edge, self.cost_s = edge, cost_s
+        self.edge, self.cost_s, self.rank = edge, cost_s, 0.0
         self.bucket = self.lease = self.copy = None
         self.isolated = self.copied = self.stopped = self.failed = self.shown = False
         self.avoid, self.held_until, self.losses, self.moved_from = "", -inf, 0, ()
@@ -114,6 +115,7 @@ class TrackedRequest:
     open: int  # rows queued or leased; 0: forgotten
     queued: int  # of the open rows, those that wait
     late: bool  # `latest_start` has passed: it is not expected to meet its deadline
+    timer_at: float  # when the passing of time next changes what may become of it
     # Predicted queue wait, until that has proved true or false. None also for a request that came
     # late, or while no replica ran.
     forecast_s: float | None
@@ -133,4 +135,5 @@ class TrackedRequest:
         self.request, self.flow, self.queued_at = request, flow, queued_at
         self.latest_start, self.edge, self.cost_s = latest_start, edge, cost_s
         self.open, self.queued, self.late = len(request.lengths), 0, False
-        self.forecast_s, self.rows, self.forecast_edge, self.work_s = None, (), edge, 0.0
+        self.forecast_s, self.rows, self.forecast_edge = None, (), edge
+        self.work_s, self.timer_at = 0.0, inf

@@ -17,28 +17,26 @@ _STALE_ENTRIES: Final = 32  # allowed before the heap is compacted
 
 
 Mark = tuple[float, int, Any]
-"""(tag, number of the push, item): one entry of the heap."""
+"""(tag, number of the push, item): one entry of the heap. It is valid while its item has that
+number. A plain tuple, which `heapq` compares faster than anything that has a method for it."""
 
 
 class Tagged:
-    """Rows of one flow that can be ordered by tag. `mark` is its valid entry, or None; the order in
-    which it stands owns that field. A class and no protocol: once compiled, a field of a protocol
-    is read fifteen times slower."""
+    """Rows of one flow that can be ordered by tag. A class and no protocol: once compiled, a field
+    of a protocol is read fifteen times slower."""
 
     flow: Flow
     rows: int
-    mark: Mark | None
+    # Of its valid entry; the order in which it stands owns both. Number 0: it has none.
+    tag: float
+    number: int
 
     def __init__(self, flow: Flow) -> None:
-        self.flow, self.rows, self.mark = flow, 0, None
+        self.flow, self.rows, self.tag, self.number = flow, 0, 0.0, 0
 
     @abstractmethod
     def rank(self) -> float:
         """That of its first row."""
-
-    @abstractmethod
-    def rank_of(self, row: Row) -> float:
-        """The key that orders a row among the others, lowest first."""
 
     @abstractmethod
     def head(self) -> Row | None:
@@ -65,8 +63,10 @@ class TagOrder(Generic[T]):
     def __init__(self, *, by_rank: bool = False) -> None:
         self._by_rank = by_rank
         self.heap: list[Mark] = []
-        self._aside: list[Mark] = []  # entries that have surfaced in a walk, as they stood
-        self._surfaced: list[Mark] = []  # a heap of their items with rows, by tags of now
+        # In a walk: the entries that come next, as heaps. `_ahead`: those that have not surfaced
+        # yet, with their index in `heap`; `_surfaced`: items with rows, by tags of now.
+        self._ahead: list[tuple[float, int, int]] = []
+        self._surfaced: list[Mark] = []
         self._pushed = 0
         self._most = _STALE_ENTRIES
 
@@ -76,12 +76,12 @@ class TagOrder(Generic[T]):
 
     def add(self, item: T) -> None:
         """The item has rows now, or its tag has fallen."""
-        start, mark = self.tag(item), item.mark
-        if mark is not None and mark[0] <= start:
+        start = self.tag(item)
+        if item.number and item.tag <= start:
             return
         self._pushed += 1
-        item.mark = mark = (start, self._pushed, item)
-        heappush(self.heap, mark)
+        item.tag, item.number = start, self._pushed
+        heappush(self.heap, (start, self._pushed, item))
         if len(self.heap) > self._most:
             self._tidy()
 
@@ -92,15 +92,14 @@ class TagOrder(Generic[T]):
         while heap:
             mark = heap[0]
             item: T = mark[2]
-            valid = item.mark
-            if valid is None or valid[1] != mark[1]:
+            if item.number != mark[1]:
                 heappop(heap)  # an older entry of an item that was added again
             elif not item.rows:
                 heappop(heap)
-                item.mark = None
+                item.number = 0
             elif (start := self.tag(item)) != mark[0]:
-                item.mark = mark = (start, mark[1], item)
-                heapreplace(heap, mark)
+                item.tag = start
+                heapreplace(heap, (start, mark[1], item))
             else:
                 return item
         return None
@@ -118,87 +117,95 @@ class TagOrder(Generic[T]):
 
     # -- a walk: whose row is next, while rows are taken and their flows charged?
 
+    # A walk leaves the heap as it is: an item keeps its place among those with equal tags though it
+    # had no rows for a moment, and when its flow's charge is taken back. Entries are looked at in
+    # order all the same, since in a heap only the two children of an entry can come next after it.
+
     def begin_walk(self) -> None:
-        """Begin at the lowest tag. What surfaces is set aside until the walk ends, and then stands
-        where it stood: an item keeps its place among those with equal tags though it had no rows
-        for a moment, and when its flow's charge is taken back."""
-        self.first()
+        """Begin at the lowest tag."""
+        if self.first() is not None:
+            tag, number, _ = self.heap[0]
+            self._ahead.append((tag, number, 0))
 
     def next_row(self, lengths: LengthRange | None = None) -> Row | None:
         """The first row of the item that is next; None: no item has any (of these lengths). Work:
-        O(log n) for each item that surfaces."""
-        heap, surfaced, by_rank = self.heap, self._surfaced, self._by_rank
-        while heap or surfaced:
-            is_new = not surfaced or (len(heap) > 0 and heap[0] < surfaced[0])
-            mark = heap[0] if is_new else surfaced[0]
-            item: T = mark[2]
+        O(log n) for each item that surfaces, n being those that have."""
+        heap, ahead, surfaced = self.heap, self._ahead, self._surfaced
+        by_rank = self._by_rank
+        while ahead or surfaced:
+            is_new = not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0])
+            tag, number, found = heap[ahead[0][2]] if is_new else surfaced[0]
+            item: T = found
             row: Row | None = None
-            now = mark[0]
-            if item.rows and (not is_new or _is_valid(mark)):
+            now = tag
+            if item.rows and (not is_new or item.number == number):
                 row = item.head() if lengths is None else item.head_in(lengths)
                 if row is not None:
-                    now = item.rank_of(row) if by_rank else item.flow.start
-                    if now == mark[0]:
+                    now = row.rank if by_rank else item.flow.start
+                    if now == tag:
                         return row
             if is_new:
-                self._aside.append(heappop(heap))
+                self._pass_by(ahead[0][2])
                 if row is not None:
-                    heappush(surfaced, (now, mark[1], item))
+                    heappush(surfaced, (now, number, item))
             elif row is not None:
-                heapreplace(surfaced, (now, mark[1], item))
+                heapreplace(surfaced, (now, number, item))
             else:
                 heappop(surfaced)
         return None
 
+    def _pass_by(self, at: int) -> None:
+        """The first entry ahead, at this index, has surfaced: its children come instead."""
+        heap, ahead, child = self.heap, self._ahead, 2 * at + 1
+        if child >= len(heap):
+            heappop(ahead)
+            return
+        tag, number, _ = heap[child]
+        heapreplace(ahead, (tag, number, child))
+        child += 1
+        if child < len(heap):
+            tag, number, _ = heap[child]
+            heappush(ahead, (tag, number, child))
+
     def next_items(self, most: int) -> list[T]:
         """At most `most` of the items that are next, in order."""
         found: list[Mark] = []
-        heap, surfaced = self.heap, self._surfaced
+        ahead, surfaced = self._ahead, self._surfaced
         while len(found) < most and self.next_row() is not None:
-            if not surfaced or (len(heap) > 0 and heap[0] < surfaced[0]):
-                mark = heappop(heap)
-                self._aside.append(mark)
+            if not surfaced or (len(ahead) > 0 and ahead[0] < surfaced[0]):
+                at = ahead[0][2]
+                found.append(self.heap[at])
+                self._pass_by(at)
             else:
-                mark = heappop(surfaced)
-            found.append(mark)
+                found.append(heappop(surfaced))
         for mark in found:
             heappush(surfaced, mark)
         return [mark[2] for mark in found]
 
     def end_walk(self) -> None:
-        if self._aside:
-            for mark in self._aside:
-                heappush(self.heap, mark)
-            self._aside.clear()
+        if self._ahead:
+            self._ahead.clear()
+        if self._surfaced:
             self._surfaced.clear()
 
     def clear(self) -> None:
         """Take out all items: none of them has rows."""
         for mark in self.heap:
-            mark[2].mark = None
+            item: T = mark[2]
+            item.number = 0
         self.heap.clear()
-        if self._aside:
-            for mark in self._aside:
-                mark[2].mark = None
-            self._aside.clear()
-            self._surfaced.clear()
+        self.end_walk()
 
     def _tidy(self) -> None:
         kept: list[Mark] = []
         for mark in self.heap:
-            item = mark[2]
-            if not _is_valid(mark):
+            item: T = mark[2]
+            if item.number != mark[1]:
                 continue
             if item.rows:
                 kept.append(mark)
             else:
-                item.mark = None
+                item.number = 0
         heapify(kept)
         self.heap[:] = kept
         self._most = 2 * len(kept) + _STALE_ENTRIES
-
-
-def _is_valid(mark: Mark) -> bool:
-    """Whether this is the last entry that was made for its item."""
-    valid: Mark | None = mark[2].mark
-    return valid is not None and valid[1] == mark[1]

@@ -18,35 +18,60 @@ _SLACK: Final = 32  # stale entries allowed before the heap is compacted
 
 class Timers:
     """One entry a live request: when the passing of time changes what may become of it. `due` takes
-    an entry out; its caller puts the next one in."""
+    an entry out; its caller puts the next one in.
+
+    Most requests come in the order of these times and stand in `line` from `first` on; one that
+    does not goes to `heap`.
+    """
 
     def __init__(self) -> None:
+        self.line: list[TrackedRequest] = []
+        self.first = 0
         self.heap: list[tuple[float, int, TrackedRequest]] = []
 
     def push(self, at: float, tracked: TrackedRequest) -> None:
         """Wake up for the request at this time."""
-        heappush(self.heap, (at, tracked.rows[0].order, tracked))
+        tracked.timer_at = at
+        line = self.line
+        if self.first == len(line) or line[-1].timer_at < at:
+            line.append(tracked)
+        else:
+            heappush(self.heap, (at, tracked.rows[0].order, tracked))
 
     def due(self, now: float) -> TrackedRequest | None:
-        """Take out a live request whose time has come; None if there is none."""
-        return heappop(self.heap)[2] if self.next_at() <= now else None
+        """Take out a live request whose time has come; None if there is none. Among equals the
+        first to arrive is first."""
+        if self.next_at() > now:
+            return None
+        heap = self.heap
+        if self.first < len(self.line):
+            tracked = self.line[self.first]
+            if not heap or (tracked.timer_at, tracked.rows[0].order, tracked) < heap[0]:
+                self.first += 1
+                return tracked
+        return heappop(heap)[2] if heap else None
 
     def next_at(self) -> float:
         """When the first entry is due; inf: never."""
-        heap = self.heap
+        line, heap, first = self.line, self.heap, self.first
+        last = len(line)
+        while first < last and not line[first].open:
+            first += 1
+        self.first = first
+        at = line[first].timer_at if first < last else inf
         while heap:
-            at, _, tracked = heap[0]
+            heap_at, _, tracked = heap[0]
             if tracked.open:
-                return at
+                return heap_at if heap_at < at else at
             heappop(heap)
-        return inf
+        return at
 
     def trim(self, live: int) -> None:
         """Drop entries of forgotten requests once they outnumber the `live` requests."""
-        if not live:
-            self.heap.clear()
-        elif len(self.heap) > 2 * live + _SLACK:
-            self.heap[:] = [entry for entry in self.heap if entry[2].open]
+        if len(self.line) + len(self.heap) > (2 * live + _SLACK if live else 0):
+            self.line = [each for each in self.line[self.first :] if each.open]
+            self.first = 0
+            self.heap = [entry for entry in self.heap if entry[2].open]
             heapify(self.heap)
 
 
@@ -58,10 +83,20 @@ class _Check:
 
     what: Any
     at: float
+    order: int
+    number: int
     holds: bool
 
-    def __init__(self, what: Any, at: float) -> None:
-        self.what, self.at, self.holds = what, at, True
+    def __init__(self, what: Any, at: float, order: int, number: int) -> None:
+        self.what, self.at, self.order, self.number = what, at, order, number
+        self.holds = True
+
+    def __lt__(self, other: _Check) -> bool:
+        if self.at != other.at:
+            return self.at < other.at
+        if self.order != other.order:
+            return self.order < other.order
+        return self.number < other.number
 
 
 class CheckTimes(Generic[T]):
@@ -70,7 +105,7 @@ class CheckTimes(Generic[T]):
 
     def __init__(self) -> None:
         self._checks: dict[T, _Check] = {}
-        self._heap: list[tuple[float, int, int, _Check]] = []
+        self._heap: list[_Check] = []
         self._pushed = 0
 
     def __len__(self) -> int:
@@ -93,40 +128,40 @@ class CheckTimes(Generic[T]):
             if known is not None:
                 del self._checks[what]
             return
-        check = self._checks[what] = _Check(what, at)
         self._pushed += 1
+        check = self._checks[what] = _Check(what, at, order, self._pushed)
         heap = self._heap
-        heappush(heap, (at, order, self._pushed, check))
+        heappush(heap, check)
         if len(heap) > 2 * len(self._checks) + _SLACK:
-            heap[:] = [entry for entry in heap if entry[3].holds]
+            heap[:] = [each for each in heap if each.holds]
             heapify(heap)
 
     def drop(self, what: T) -> None:
         """Do not look at the item."""
-        check = self._checks.pop(what, None)
+        check = self._checks.get(what)
         if check is not None:
             check.holds = False
+            del self._checks[what]
 
     def due(self, now: float) -> tuple[T, float] | None:
         """An item that is due, and the time it was due at; None if none is. An item is returned
         once for each time that was asked for."""
         if self.next_at() > now:
             return None
-        check = heappop(self._heap)[3]
+        check = heappop(self._heap)
         what: T = check.what
         del self._checks[what]
         return what, check.at
 
     def first(self) -> T | None:
         """The item that is due first; None if there is none."""
-        return self._heap[0][3].what if self.next_at() < inf else None
+        return self._heap[0].what if self.next_at() < inf else None
 
     def next_at(self) -> float:
         """When the first item is due; inf: never."""
         heap = self._heap
         while heap:
-            check = heap[0][3]
-            if check.holds:
-                return check.at
+            if heap[0].holds:
+                return heap[0].at
             heappop(heap)
         return inf

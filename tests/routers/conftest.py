@@ -143,4 +143,6 @@ def start() -> Iterator[Callable[..., Driver]]:
         assert (end.waiting_rows, end.waiting_requests, end.leases, end.drift) == (0, 0, 0, 0)
         assert end.replicas == ()
         assert driver.dispatcher._requests.live == {}
-        assert driver.dispatcher._requests.timers.heap == []
+        timers = driver.dispatcher._requests.timers
+        assert not timers.line
+        assert not timers.heap

@@ -103,14 +103,14 @@ def _check_lane(lane: Lane) -> None:
     assert lane.rows == sum(bucket.rows for bucket in lane.buckets())
     for queue in lane.queues.values():
         assert queue.rows == sum(bucket.rows for bucket in queue.buckets.values())
-        assert not queue.rows or queue.mark is not None, "a flow waits and is in no order"
+        assert not queue.rows or queue.number, "a flow waits and is in no order"
     for edge, length_class in lane.length_classes.items():
         own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
         assert length_class.rows == sum(bucket.rows for bucket in own)
         assert length_class.tokens == sum(bucket.tokens for bucket in own)
         waiting_s = sum(bucket.waiting_s for bucket in own)
         assert isclose(length_class.waiting_s, waiting_s, abs_tol=1e-6)
-        assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
+        assert all(bucket.number for bucket in own), "a bucket is in no order"
     for bucket in lane.buckets():
         _check_bucket(bucket, lane)
 
@@ -226,10 +226,12 @@ def _ready(replicas: ReplicaSet[R]) -> list[R]:
 
 
 def _check_timers(requests: RequestTable) -> None:
-    timers, live = requests.timers.heap, requests.live
-    entries = [tracked for _, _, tracked in timers if tracked.open]
+    timers, live = requests.timers, requests.live
+    kept = timers.line[timers.first :] + [tracked for _, _, tracked in timers.heap]
+    entries = [tracked for tracked in kept if tracked.open]
     assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
-    assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
+    places = len(timers.line) + len(timers.heap)
+    assert places <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
 
 
 def _check_no_idle_replica(scheduler: BatchScheduler) -> None:

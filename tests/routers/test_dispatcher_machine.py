@@ -643,7 +643,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         end = self.dispatcher.snapshot(self.now)
         assert (end.waiting_rows, end.waiting_requests, end.leases, end.replicas) == (0, 0, 0, ())
         assert self.ended == set(range(1, self.arrivals + 1))
-        assert self.dispatcher._requests.timers.heap == []
+        timers = self.dispatcher._requests.timers
+        assert not timers.line
+        assert not timers.heap
 
 
 class BatchMachine(SchedulerMachine):

@@ -11,7 +11,7 @@ predicted, and their quantiles.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from math import exp, log
@@ -109,10 +109,9 @@ class Spread:
         self.median = 1.0
         self.p99 = 1.0
         self.noise = _MIN_NOISE
-        self._ring: deque[float] = deque()  # in the order in which they came
-        self._sorted: list[float] = []  # the same, ascending
-        self._ordered: list[float] = [1.0]  # as last found
-        self._seen = 0
+        self._new: list[float] = []  # quotients since quantiles were last found
+        self._ring: deque[float] = deque()  # those before, in the order in which they came
+        self._ordered: list[float] = [1.0]  # the same, ascending
 
     def quantile(self, quantile: float) -> float:
         """The quantile of the quotients, as last found."""
@@ -124,14 +123,22 @@ class Spread:
         """A batch took `quotient` times its prediction."""
         if not 1.0 / HICCUP <= quotient <= HICCUP:
             return
-        if len(self._ring) == _RING:
-            del self._sorted[bisect_left(self._sorted, self._ring.popleft())]
-        self._ring.append(quotient)
-        insort(self._sorted, quotient)
-        self._seen += 1
-        if self._seen % _EVERY == 0:
-            self._ordered = self._sorted.copy()
+        self._new.append(quotient)
+        if len(self._new) == _EVERY:
+            self._take_new()
             self._read()
+
+    def _take_new(self) -> None:
+        ring, new = self._ring, self._new
+        ordered = self._ordered if ring else []
+        ring.extend(new)
+        while len(ring) > _RING:
+            del ordered[bisect_left(ordered, ring.popleft())]
+        new.sort()
+        ordered.extend(new)
+        ordered.sort()  # in two runs that are in order already
+        self._ordered = ordered
+        new.clear()
 
     def scatter(self) -> Scatter:
         """The scatter, as last found. Work: a look at each quotient."""

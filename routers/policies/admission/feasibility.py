@@ -239,7 +239,9 @@ class Feasibility(OnArrival):
             trust = account.trust_in(length, now) if length.trust > 0.0 else 0.0
             counted_s = account.error.corrected_s(wait_s, slack_s, trust)
         if counted_s <= slack_s:
-            return Answer(wait_s, teaches=True) if length.refused > 0.0 else Answer(wait_s)
+            if length.refused > 0.0:
+                return Answer(wait_s, teaches=True)
+            return Answer(wait_s) if wait_s > 0.0 else ADMIT
         if now >= length.probed_at + PROBE_S and _is_asked_for(length, now):
             return Answer(wait_s, is_probe=True, teaches=True)
         return Answer(wait_s, counted_s - slack_s, teaches=True)

@@ -65,17 +65,17 @@ class RaggedBatching(Batching):
         padded to its longest row, against what their own batch would shrink by."""
         if not view.trusted or view.others_idle:
             return 0
-        settings = batch.group.settings
+        sizes = batch.group.sizes
         count = min(rows, batch.room)
         mean = -(-tokens // rows)
-        if settings.pads:
-            count -= max(0, batch.size + count - settings.max_tokens // batch.longest)
+        if sizes.pads:
+            count -= max(0, batch.size + count - sizes.max_tokens // batch.longest)
         elif mean:
-            count = min(count, (settings.max_tokens - batch.tokens) // mean)
+            count = min(count, (sizes.max_tokens - batch.tokens) // mean)
         if count <= 0:
             return 0
         grown_s = batch.predicted_s(count, count * mean)
-        if grown_s > batch.group.sizes.max_s():
+        if grown_s > sizes.max_s():
             return 0
         saved_s = _saved_s(view, edge, rows, mean, count, grown_s)
         return count if grown_s - batch.predicted_s() <= saved_s else 0
@@ -97,7 +97,7 @@ def _leading(view: BatchView, now: float) -> BucketView:
         return view.lowest()
     buckets = view.buckets
     bucket = buckets[0] if len(buckets) == 1 else _fullest(view, now)
-    switch_s = view.group.settings.buckets.switch_s
+    switch_s = view.group.sizes.switch_s
     if switch_s > 0.0 and view.last_edge not in (0, bucket.edge):
         for loaded in buckets:
             if loaded.edge == view.last_edge and loaded.turn <= bucket.turn + switch_s:
@@ -127,18 +127,19 @@ def _held_until(view: BatchView, bucket: BucketView, max_rows: int, now: float) 
     """Until when to wait for the bucket's next arrival; None: do not wait. Only the last idle
     replica waits, and no other replica takes those rows meanwhile."""
     group, edge, rows = view.group, bucket.edge, bucket.rows
-    if group.settings.hold != "auto" or view.late or view.idle is view.others_idle:
+    if view.late or view.idle is view.others_idle or group.settings.hold != "auto":
         return None
     gap = view.gaps.get(edge)
     if gap is None or gap.last is None or gap.mean_s == inf or rows >= max_rows:
         return None
     until = gap.last + 2.0 * gap.mean_s  # a row that has not come by then is not expected any more
-    predict = group.cost.predict
-    in_time = until + predict(rows + 1, edge, quantile=0.99) <= bucket.deadline()
-    seconds = predict(1, edge), predict(rows, edge), predict(rows + 1, edge)
-    if now >= until or not in_time or not pays_to_wait(rows, gap.mean_s, *seconds):
+    cost = group.cost
+    in_time = until + cost.predict(rows + 1, edge, quantile=0.99) <= bucket.deadline()
+    if now >= until or not in_time:
         return None
-    return until
+    alone_s, now_s = cost.predict(1, edge), cost.predict(rows, edge)
+    waits = pays_to_wait(rows, gap.mean_s, alone_s, now_s, cost.predict(rows + 1, edge))
+    return until if waits else None
 
 
 def _turnaround_s(view: BatchView, bucket: BucketView, max_rows: int) -> float:
@@ -156,11 +157,11 @@ def _saved_s(
     part is saved only if no more rows come meanwhile, so buckets merge when little arrives and part
     when much does."""
     group = view.group
-    width = edge if group.settings.pads else mean
-    predict = group.cost.predict
+    width, cost = edge if group.sizes.pads else mean, group.cost
     own = min(waiting, group.sizes.target(edge))
+    own_s = cost.predict(own, width)
     if waiting > count:
-        return predict(own, width) - predict(max(1, own - count), width)
-    fixed_s = max(0.0, 2.0 * predict(1, width) - predict(2, width))
+        return own_s - cost.predict(max(1, own - count), width)
+    fixed_s = max(0.0, 2.0 * cost.predict(1, width) - cost.predict(2, width))
     others_come = 1.0 - exp(-meanwhile_s / gap_s(view.gaps, edge))
-    return predict(own, width) - others_come * fixed_s
+    return own_s - others_come * fixed_s

@@ -162,23 +162,23 @@ class PartialBatch:
     def width(self, rows: int, tokens: int) -> int:
         """Tokens that the device sees each row as: the longest row, the edge where shapes are
         fixed, or the mean where batches are packed."""
-        settings = self.group.settings
-        if settings.buckets.fixed_shapes:
+        sizes = self.group.sizes
+        if sizes.fixed_shapes:
             return self.edge
-        return self.longest if settings.pads else -(-tokens // rows)
+        return self.longest if sizes.pads else -(-tokens // rows)
 
     def holds(self, length: int) -> bool:
         """Whether it keeps its bound in tokens with a row of this length too; the first row always
         does."""
         if not self.size:
             return True
-        settings = self.group.settings
-        if not settings.pads:
-            return self.tokens + length <= settings.max_tokens
+        sizes = self.group.sizes
+        if not sizes.pads:
+            return self.tokens + length <= sizes.max_tokens
         width = length if length > self.longest else self.longest
-        if settings.buckets.fixed_shapes:
+        if sizes.fixed_shapes:
             width = self.edge
-        return (self.size + 1) * width <= settings.max_tokens
+        return (self.size + 1) * width <= sizes.max_tokens
 
     def add(self, length: int) -> None:
         self.size += 1
