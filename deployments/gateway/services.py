@@ -51,6 +51,7 @@ from routers.api.requests import Tokens
 
 ENGINE_REFUSED = "engine_refused"
 NO_OPTIONS = RequestOptions(None, "", True)
+NO_DEMAND = QueueRequest("", 0, 0.0, 0.0)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 # Larger bodies are parsed by threads. What one read of a socket brings is parsed on the loop.
 POOL_THRESHOLD_BYTES = 65_536
@@ -101,8 +102,9 @@ class RequestContext:
     that answered if it is not the requested one; `version`: what answered, or was to last. `begun`:
     it is under way.
     `expired_key`: the id of the key it came by, where that has expired. `scheduling`: of the
-    requested one, once it is found. `ran`: rows of it were queued and run, for it or an
-    identical request. `reused`: None where its model neither keeps nor shares answers."""
+    requested one, once it is found; `demand`: what it asks of queues. `ran`: rows of it were queued
+    and run, for it or an identical request. `reused`: None where its model neither keeps nor shares
+    answers."""
 
     __slots__ = (
         "_last",
@@ -112,6 +114,7 @@ class RequestContext:
         "begun",
         "caller",
         "counted",
+        "demand",
         "exchange",
         "expired_key",
         "fallback",
@@ -143,6 +146,7 @@ class RequestContext:
         self.model = self.fallback = self.expired_key = self.version = ""
         self.begun = self.ran = False
         self.counted: int | None = None
+        self.demand = NO_DEMAND
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
         self.scheduling: Scheduling | None = None
@@ -259,7 +263,7 @@ def queue_request(
     return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, budget_s - spent_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
-        request_id=context.exchange.request_id,
+        request_id=context.exchange.request_id, at=monotonic(),
     )  # fmt: skip
 
 
@@ -345,7 +349,7 @@ class GatewayServices:
         self.watcher = watcher
         self.pool = pool
         self._tenants = tenants
-        self._threshold = POOL_THRESHOLD_BYTES
+        self.on_loop_bytes = POOL_THRESHOLD_BYTES
         self._under_way = SharedBound(limits.max_requests)
         self._max_answer_bytes = max(large_answers.MAX_HELD_BYTES, limits.max_body_bytes)
 
@@ -392,7 +396,7 @@ class GatewayServices:
         that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
         encoding = exchange.encoding
-        if encoding == b"identity" and declared is not None and declared <= self._threshold:
+        if encoding == b"identity" and declared is not None and declared <= self.on_loop_bytes:
             return await exchange.body(self.limits)
         if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
@@ -426,7 +430,7 @@ class GatewayServices:
         self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any
     ) -> T:
         """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
-        if size_bytes <= self._threshold:
+        if size_bytes <= self.on_loop_bytes:
             return function(*args)
         return await self.pool.run(caller.tenant.name, function, *args)
 

@@ -19,6 +19,7 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.large_answers import (
+    SMALL_ANSWER,
     AnswerSize,
     LargeAnswer,
     OutputSize,
@@ -51,8 +52,10 @@ from deployments.gateway.http.row_conversion import (
     join,
     sent_extent,
     split,
+    tensors_of,
     wanted_outputs,
 )
+from deployments.gateway.http.whole_response import UNCOUNTED_BYTES
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.preprocess.images import Encoded as EncodedImage
 from deployments.preprocess.tokenizer import TextTokenizer
@@ -149,6 +152,8 @@ class InferCodec:
     def answer_size(
         self, call: InferCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
+        if not call.external and rows.count * tensors_of(d).row_bytes <= UNCOUNTED_BYTES:
+            return SMALL_ANSWER  # as of most
         outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
         forms = {output.name: output.binary for output in call.outputs}
         placed, sent = call.placed, 0
