@@ -31,7 +31,7 @@ from deployments.gateway.http.body import (
     BodyRoom,
     Inflation,
 )
-from deployments.gateway.http.exchange import Exchange, RequestOptions
+from deployments.gateway.http.exchange import NO_OPTIONS, Exchange
 from deployments.gateway.http.large_answers import AnswerSize
 from deployments.gateway.http.protocols.tensors import RegionOutput, RowTensor
 from deployments.gateway.models.catalogue import Catalogue
@@ -50,7 +50,6 @@ from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
 ENGINE_REFUSED = "engine_refused"
-NO_OPTIONS = RequestOptions(None, "", True)
 NO_DEMAND = QueueRequest("", 0, 0.0, 0.0)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 # Larger bodies are parsed by threads. What one read of a socket brings is parsed on the loop.

@@ -55,6 +55,12 @@ class RequestOptions(NamedTuple):
     repeatable: bool
 
 
+NO_OPTIONS = RequestOptions(None, "", True)
+_OPTIONS = frozenset(
+    b"grpc-timeout x-idempotent x-request-timeout-seconds x-session-id x-timeout-ms".split()
+)
+
+
 class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
     request's headers were read. `quota_key`: whose share it takes what it holds from.
@@ -287,6 +293,8 @@ class Exchange:
 
     def options(self) -> RequestOptions:
         """Raises BadRequest for a header that makes no sense."""
+        if _OPTIONS.isdisjoint(self.headers):
+            return NO_OPTIONS
         return RequestOptions(self._budget_s(), self._session(), self._repeatable())
 
     def _session(self) -> str:

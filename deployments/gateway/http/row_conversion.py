@@ -112,22 +112,52 @@ def encoded_images(call: InferCall, d: ModelDescription) -> list[Encoded] | None
 def split(call: InferCall, d: ModelDescription) -> Rows:
     """The rows of a dense request. Arrays are views of the call's where nothing is cut."""
     specs = tensors_of(d).inputs
-    columns: dict[str, list[Array]] = {}
+    dense: dict[str, Array] = {}
     count = 0
     for tensor in call.tensors:
         _check_tensor(tensor, specs, d)
         size = tensor.data.shape[0]
-        if columns and size != count:
+        if dense and size != count:
             raise BadRequest(
                 f"Input '{tensor.name}' has {size} rows, '{call.tensors[0].name}' has {count}; "
                 f"the first axis of all inputs is the batch and must be equal."
             )
         count = size
         check_count(count, d)
-        rows = tensor.data  # a row of shape () must stay an array
-        columns[tensor.name] = list(rows) if rows.ndim > 1 else [rows[i, ...] for i in range(count)]
-    _check_given(columns, d)
-    return _measured(columns, specs, d, wanted_outputs(call, d))
+        dense[tensor.name] = tensor.data
+    _check_given(dense, d)
+    wanted = wanted_outputs(call, d)
+    is_text = d.lengths_input is not None and d.lengths_axis == 0
+    if is_text or d.image is not None or d.mask_input in dense:
+        # A row of shape () must stay an array.
+        columns = {
+            name: list(data) if data.ndim > 1 else [data[row, ...] for row in range(count)]
+            for name, data in dense.items()
+        }
+        return _measured(columns, specs, d, wanted)
+    length = 1
+    if d.lengths_input is not None:
+        full = dense[d.lengths_input].shape[d.lengths_axis]
+        (length,) = _bounded([full], d)
+        if length != full:
+            dense = {
+                name: _shortened(data, specs[name], d.lengths_axis, full, length)
+                for name, data in dense.items()
+            }
+    inputs = {
+        name: RowColumn(
+            specs[name].datatype, list(data.reshape(count, -1)), [data.shape[1:]] * count
+        )
+        for name, data in dense.items()
+    }
+    return Rows(count, (length,) * count, inputs, wanted)
+
+
+def _shortened(data: Array, spec: TensorSpec, axis: int, full: int, kept: int) -> Array:
+    """As `_cut`, of rows that are all of one shape."""
+    if len(spec.shape) <= axis or spec.shape[axis] != -1 or data.shape[axis] != full:
+        return data
+    return data[(slice(None),) * axis + (slice(kept),)]
 
 
 def from_rows(columns: Mapping[str, list[Array]], d: ModelDescription) -> Rows:
@@ -218,7 +248,7 @@ def _spec(name: str, specs: Mapping[str, TensorSpec], d: ModelDescription) -> Te
 
 
 def _check_tensor(tensor: Tensor, specs: Mapping[str, TensorSpec], d: ModelDescription) -> None:
-    spec = _spec(tensor.name, specs, d)
+    spec = specs.get(tensor.name) or _spec(tensor.name, specs, d)
     if tensor.datatype != spec.datatype:
         raise _mistyped(tensor.name, tensor.datatype, spec.datatype, d)
     if not _fits(tensor.data.shape, spec.shape):

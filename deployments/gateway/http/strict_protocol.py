@@ -303,7 +303,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["http_version"] = version
         scope["path"] = self.root_path + target.path
-        scope["raw_path"] = self.root_path.encode("ascii") + target.raw_path
+        scope["raw_path"] = target.raw_path
+        if self.root_path:
+            scope["raw_path"] = self.root_path.encode("ascii") + target.raw_path
         scope["query_string"] = target.query
         before = self.cycle
         self.cycle = WholeResponseCycle(

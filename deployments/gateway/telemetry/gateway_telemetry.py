@@ -146,7 +146,8 @@ class GatewayTelemetry:
         caller, stages = context.caller, context.stages
         tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
         if caller is not None:
-            self.used(caller.tenant.key)
+            if caller.tenant.key:
+                self.used(caller.tenant.key)
         elif context.expired_key:
             self._keys.used_late(context.expired_key)
         self._metrics.request(

@@ -156,11 +156,11 @@ class DurationTotal:
     """How often something happened, and for how long in all."""
 
     count: int = 0
-    ns: int = 0
+    seconds: float = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
         self.count += count
-        self.ns += int(seconds * 1e9) * count
+        self.seconds += seconds * count
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ class ModelStatistics:
 
 
 def _duration(found: DurationTotal) -> triton.StatisticDuration:
-    return triton.StatisticDuration(found.count, found.ns)
+    return triton.StatisticDuration(found.count, round(found.seconds * 1e9))
 
 
 class InferenceStatistics:
