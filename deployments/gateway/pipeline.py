@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
@@ -136,8 +139,8 @@ class Pipeline:
             _check_room(context, selection)
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
         # the model could use. It is inflated off the event loop, after 5a.
-        bound = partial(self._bound, caller.tenant, selection, codec)
-        body = await services.read_body(exchange, caller, bound)
+        bound = self._bound, caller.tenant, selection, codec
+        body = await services.read_body(exchange, *bound)
         if not codec.takes_views:
             body = bytes(body)  # which most are
         # 5a. What may have ended another gateway is worked on alone, or refused. Before anything
@@ -146,7 +149,7 @@ class Pipeline:
         if work is not None and work.is_suspect:
             await work.take_turn(caller.tenant.name)
         if exchange.encoding != b"identity":
-            body = await services.inflated(exchange, caller, body, bound)
+            body = await services.inflated(exchange, caller, body, *bound)
         # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
         # Where the body names the model, the model is looked up now, as in 3 and 4.
         context.request_bytes = len(body)
@@ -333,8 +336,9 @@ class Pipeline:
             # this line, chooses a replica, and only when one is free (late binding).
             pending = self._submit(context, selection, terms, suspect, rows)
             context.queued()
-            cancel = partial(batches.cancel, pending)
-            answers = await run_until_disconnect(context.exchange, pending.future, cancel)
+            answers = await run_until_disconnect(
+                context.exchange, pending.future, batches.cancel, pending
+            )
             return _AnsweredRows(description, rows, answers, size)
         # 10b. Reuse, before the queue: cached answers, row by row, then the run of an identical
         # request. Only the remaining rows are queued, once for all callers that wait for them.
@@ -446,15 +450,14 @@ class Pipeline:
         """Queue the rows, for what is left of the caller's time."""
         demand = selection.asks(context.demand)
         if suspect:
-            demand = demand._replace(suspect=True)
+            demand = structs.replace(demand, suspect=True)
         pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
         selection.submitted(pending)
         return pending
 
 
-@dataclass(slots=True)
-class _AnsweredRows:
+class _AnsweredRows(msgspec.Struct):
     """A request's rows and their answers, in the same order."""
 
     description: ModelDescription  # of the version that the rows were parsed for

@@ -389,17 +389,17 @@ class GatewayServices:
         self._under_way.give(quota_key, 1)
 
     async def read_body(
-        self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
+        self, exchange: Exchange, bound: Callable[..., BodyBound], *of: Any
     ) -> bytes | memoryview:
-        """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
-        that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
+        """The whole body, as it was sent. `bound(*of)`: of what the model could take, where a body
+        may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self.on_loop_bytes:
             return await exchange.body(self.limits)
         if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
-        limits = self.limits.within(bound())
+        limits = self.limits.within(bound(*of))
         exchange.check_length(limits)
         return await exchange.body(limits)
 
@@ -408,11 +408,12 @@ class GatewayServices:
         exchange: Exchange,
         caller: Caller,
         body: bytes | memoryview,
-        bound: Callable[[], BodyBound],
+        bound: Callable[..., BodyBound],
+        *of: Any,
     ) -> bytes:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
-        size = bound()
+        size = bound(*of)
         inflation = Inflation(body, self.limits.within(size), size, exchange.encoding)
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)

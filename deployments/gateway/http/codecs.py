@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,7 +110,7 @@ class InferCodec:
         self, body: bytes | memoryview, exchange: Exchange, d: ModelDescription | None
     ) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
-        check = None if d is None else partial(check_claim, d=d)
+        check = None if d is None else lambda shape, size: check_claim(shape, size, d)
         if header_bytes is None:
             return open_inference.decode(bytes(body), check)
         return open_inference.decode_binary(body, header_bytes, check)

@@ -503,14 +503,14 @@ def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, 
 
 
 async def run_until_disconnect(
-    exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]
+    exchange: Exchange, answers: Awaitable[T], left: Callable[..., None], *of: Any
 ) -> T:
-    """What is awaited; `left` is called if the client leaves before."""
-    exchange.watch.begin(exchange, left)
+    """What is awaited; `left(*of)` is called if the client leaves before."""
+    exchange.watch.begin(exchange, left, *of)
     try:
         return await answers
     except asyncio.CancelledError:
-        left()
+        left(*of)
         raise
     finally:
         exchange.watch.end(exchange)
@@ -521,12 +521,12 @@ class DisconnectWatch:
     waited for a while: one a request costs 5 us, and most are answered before."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Exchange, tuple[float, Callable[[], None]]] = {}
+        self._waiting: dict[Exchange, tuple[float, Callable[..., None], tuple[Any, ...]]] = {}
         self._watching: dict[Exchange, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, exchange: Exchange, left: Callable[[], None]) -> None:
-        self._waiting[exchange] = time.perf_counter(), left
+    def begin(self, exchange: Exchange, left: Callable[..., None], *of: Any) -> None:
+        self._waiting[exchange] = time.perf_counter(), left, of
         if self._timer is None:
             self._look_in(_WATCH_AFTER_S)
 
@@ -542,17 +542,17 @@ class DisconnectWatch:
     def _look(self) -> None:
         self._timer = None
         now = time.perf_counter()
-        for exchange, (since, left) in list(self._waiting.items()):
+        for exchange, (since, left, of) in list(self._waiting.items()):
             if now - since < _WATCH_AFTER_S:  # and so have all behind it
                 self._look_in(_WATCH_AFTER_S - (now - since))
                 return
             del self._waiting[exchange]
-            self._watching[exchange] = asyncio.create_task(_until_gone(exchange, left))
+            self._watching[exchange] = asyncio.create_task(_until_gone(exchange, left, *of))
 
 
-async def _until_gone(exchange: Exchange, left: Callable[[], None]) -> None:
+async def _until_gone(exchange: Exchange, left: Callable[..., None], *of: Any) -> None:
     await exchange.until_disconnect()
-    left()
+    left(*of)
 
 
 MIN_BYTES = 4096

@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
@@ -63,7 +65,7 @@ class VersionTerms:
         return other is self or other.signature == self.signature
 
 
-class QueueRequest(NamedTuple):
+class QueueRequest(msgspec.Struct, frozen=True):
     """What a request asks of a queue besides its rows. More on the fields of the same names:
     `api.requests.Request`."""
 

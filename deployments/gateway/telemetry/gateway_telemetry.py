@@ -35,8 +35,6 @@ from deployments.gateway.telemetry.sample_tables import (
     NOT_MEASURED,
     BatchSample,
     GenerationSample,
-    RequestLabels,
-    RequestTimes,
 )
 from deployments.gateway.telemetry.span_trees import span_writer, trace_batch, trace_request
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
@@ -151,10 +149,8 @@ class GatewayTelemetry:
         elif context.expired_key:
             self._keys.used_late(context.expired_key)
         self._metrics.request(
-            RequestLabels(
-                context.model, tenant, priority, context.protocol, context.outcome, context.reason
-            ),
-            RequestTimes(
+            (context.model, tenant, priority, context.protocol, context.outcome, context.reason),
+            (
                 total_s,
                 _upstream(context),
                 stages.get("parse", NOT_MEASURED),

@@ -35,11 +35,11 @@ from deployments.gateway.telemetry.sample_tables import (
     GenerationSample,
     GenerationTables,
     LabelNames,
+    Labels,
     Recorded,
-    RequestLabels,
     RequestTables,
-    RequestTimes,
     StageTable,
+    Times,
 )
 from deployments.settings.gateway import PRIORITIES
 
@@ -87,9 +87,7 @@ class GatewayMetrics:
             key = self.names.flow(model, tenant, priority)
         kept[key] = kept.get(key, 0) + 1
 
-    def request(
-        self, labels: RequestLabels, times: RequestTimes, response_bytes: float = 0.0
-    ) -> None:
+    def request(self, labels: Labels, times: Times, response_bytes: float = 0.0) -> None:
         """A request ended, in whichever way."""
         self._recorded.requests.add(labels, times, response_bytes)
 
