@@ -134,7 +134,7 @@ class GatewayApp:
                 await self._http(call, scope["headers"], partial(self._grpc.answer, call))
                 return
             exchange = Exchange(scope, receive, send, self._disconnects)
-            await self._http(exchange, scope["headers"], partial(self._route, exchange))
+            await self._http(exchange, scope["headers"])
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
@@ -144,8 +144,9 @@ class GatewayApp:
         self,
         exchange: Exchange,
         headers: Sequence[tuple[bytes, bytes]],
-        answer: Callable[[], Awaitable[None]],
+        answer: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`answer`: in place of a route's."""
         self._connection(exchange.client)
         try:
             if self._cors is not None:
@@ -156,7 +157,7 @@ class GatewayApp:
                     await exchange.reply(200, _PREFLIGHT, asked)
                     return
             self._heads.check(exchange, headers)
-            await answer()
+            await (self._route(exchange) if answer is None else answer())
         except errors.CallerLeft:
             pass  # nobody reads an answer
         except errors.HeadraceError as error:

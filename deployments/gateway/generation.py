@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 
+from msgspec.structs import replace
+
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.body import bound_of
@@ -93,7 +95,7 @@ async def generate(
         selection.begins()
         demand = selection.asks(queue_request(context, selection.scheduling, call.user))
         with _recorded(selection, caller.tenant.name, prompt) as record:
-            pending = streams.submit(prompt, terms, demand._replace(suspect=permit is not None))
+            pending = streams.submit(prompt, terms, replace(demand, suspect=permit is not None))
             record(pending)
             pending.permit = permit
             selection.submitted(pending)

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
@@ -27,7 +30,7 @@ from deployments.gateway.http import large_answers
 from deployments.gateway.http.body import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, run_until_disconnect
-from deployments.gateway.http.large_answers import AnswerSize, LargeAnswer
+from deployments.gateway.http.large_answers import SMALL_ANSWER, AnswerSize, LargeAnswer
 from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.tensors import Encoded, InferCall
@@ -133,11 +136,11 @@ class Pipeline:
         services.rates.take_request(caller.tenant)
         exchange.check_length(services.limits)
         if selection is not None:
-            selection.check_room(queue_request(context, selection.scheduling))
+            _check_room(context, selection)
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
         # the model could use. It is inflated off the event loop, after 5a.
-        bound = partial(self._bound, caller.tenant, selection, codec)
-        body = await services.read_body(exchange, caller, bound)
+        bound = self._bound, caller.tenant, selection, codec
+        body = await services.read_body(exchange, *bound)
         if not codec.takes_views:
             body = bytes(body)  # which most are
         # 5a. What may have ended another gateway is worked on alone, or refused. Before anything
@@ -146,7 +149,7 @@ class Pipeline:
         if work is not None and work.is_suspect:
             await work.take_turn(caller.tenant.name)
         if exchange.encoding != b"identity":
-            body = await services.inflated(exchange, caller, body, bound)
+            body = await services.inflated(exchange, caller, body, *bound)
         # 6. Parse. Small bodies at once, large ones in the thread pool, where tenants take turns.
         # Where the body names the model, the model is looked up now, as in 3 and 4.
         context.request_bytes = len(body)
@@ -156,9 +159,10 @@ class Pipeline:
             version = call.version if isinstance(call, InferCall) else None
             name = call.model or self._only(caller, codec)
             selection = self._select(context, caller, name, version, adapter)
-            selection.check_room(queue_request(context, selection.scheduling))
+            _check_room(context, selection)
         if isinstance(call, InferCall) and call.parameters:
             context.options = open_inference.with_parameters(context.options, call.parameters)
+            context.demand = queue_request(context, selection.scheduling)
         context.mark("parse")
         # 6a. What the body names instead of carrying it: read from shared memory, or fetched. Once,
         # so that retries, hedges, the cache and the canary all see the same bytes.
@@ -192,25 +196,29 @@ class Pipeline:
             copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
             self._rollouts.answered(context.model, copied)
 
-    def _decoded(
+    async def _decoded(
         self,
         context: RequestContext,
         selection: ModelSelection | None,
         codec: Codec | GenerationCodec,
-        body: bytes | memoryview,
-    ) -> Awaitable[Any]:
+        body: Any,
+    ) -> Any:
         """The parsed body. A body that the canary's description does not allow is parsed again for
         the live version."""
         services, caller, exchange = self._services, context.caller, context.exchange
         assert caller is not None
-
-        def decode() -> Awaitable[Any]:
-            known = selection and selection.model.description
-            return services.off_loop(caller, len(body), codec.decode, body, exchange, known)
-
-        if selection is None or not selection.on_canary:
-            return decode()
-        return _with_fallback(services.watcher, context, selection, decode)
+        while True:
+            known = None if selection is None else selection.model.description
+            try:
+                if len(body) <= services.on_loop_bytes:
+                    return codec.decode(body, exchange, known)
+                return await services.pool.run(
+                    caller.tenant.name, codec.decode, body, exchange, known
+                )
+            except errors.HeadraceError as refusal:
+                if selection is None or not selection.on_canary:
+                    raise
+                _fall_back(services.watcher, context, selection, refusal)
 
     async def _answered(
         self,
@@ -293,9 +301,11 @@ class Pipeline:
             raise wrong.named(codec.text_name(call, wrong.index)) from None
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
-        work = _work_bytes(context, codec.row_count(call))
-        split = partial(codec.split, call, tokens, description, model.tokenizer)
-        rows = await services.off_loop(caller, work, split)
+        if _work_bytes(context, codec.row_count(call)) <= services.on_loop_bytes:
+            rows = codec.split(call, tokens, description, model.tokenizer)
+        else:
+            split = partial(codec.split, call, tokens, description, model.tokenizer)
+            rows = await services.pool.run(caller.tenant.name, split)
         # 9. The tenant's own limits, as soon as lengths are known: its bounds, and its rate of
         # tokens, which a request that comes to a fallback has paid already.
         check_tenant_bounds(caller, rows.lengths)
@@ -307,7 +317,8 @@ class Pipeline:
         # Now, because a small request may ask for an answer that no gateway could hold, and
         # nothing of it has been computed yet.
         size = codec.answer_size(call, rows, description)
-        services.hold_answer(context.exchange, size, rows)
+        if size is not SMALL_ANSWER:
+            services.hold_answer(context.exchange, size, rows)
         context.mark("tokenize")
         # 10. Recording, where settings ask for it. Before the cache, which would hide repeated
         # inputs from it.
@@ -318,23 +329,22 @@ class Pipeline:
         suspect = False
         if batches.crashes or selection.lost_at_canary:
             suspect = await self._is_suspect(context, selection, rows)
-        submit = partial(self._submit, context, selection, terms, suspect)
         selection.begins()
         reuse = model.reuse
         if reuse is None:
             # 11. Queue: bounded, and given the request's deadline. Only the dispatcher, behind
             # this line, chooses a replica, and only when one is free (late binding).
-            pending = submit(rows)
+            pending = self._submit(context, selection, terms, suspect, rows)
             context.queued()
-            cancel = partial(batches.cancel, pending)
-            answers = await run_until_disconnect(context.exchange, pending.future, cancel)
+            answers = await run_until_disconnect(
+                context.exchange, pending.future, batches.cancel, pending
+            )
             return _AnsweredRows(description, rows, answers, size)
         # 10b. Reuse, before the queue: cached answers, row by row, then the run of an identical
         # request. Only the remaining rows are queued, once for all callers that wait for them.
         query = await self._reuse_query(context, description, rows)
-        follower = _follower(
-            selection.asks(queue_request(context, selection.scheduling)), rows.count
-        )
+        follower = _follower(selection.asks(context.demand), rows.count)
+        submit = partial(self._submit, context, selection, terms, suspect)
         context.queued()
         answering = reuse.answers(query, follower, submit)
         context.reused = await run_until_disconnect(context.exchange, answering, follower.leave)
@@ -438,17 +448,16 @@ class Pipeline:
         rows: Rows,
     ) -> PendingBatchRequest:
         """Queue the rows, for what is left of the caller's time."""
-        demand = selection.asks(queue_request(context, selection.scheduling))
+        demand = selection.asks(context.demand)
         if suspect:
-            demand = demand._replace(suspect=True)
+            demand = structs.replace(demand, suspect=True)
         pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
         selection.submitted(pending)
         return pending
 
 
-@dataclass(slots=True)
-class _AnsweredRows:
+class _AnsweredRows(msgspec.Struct):
     """A request's rows and their answers, in the same order."""
 
     description: ModelDescription  # of the version that the rows were parsed for
@@ -500,6 +509,12 @@ async def _resumed(context: RequestContext, work: Work) -> None:
         work.go_on()
 
 
+def _check_room(context: RequestContext, selection: ModelSelection) -> None:
+    """Raises what `ModelSelection.check_room` raises."""
+    context.demand = queue_request(context, selection.scheduling)
+    selection.check_room(context.demand)
+
+
 def _work_bytes(context: RequestContext, rows: int) -> int:
     """A request's size, as far as work on each of its rows goes: many rows may be few bytes."""
     return max(context.request_bytes, rows * _ROW_BYTES)
@@ -515,8 +530,8 @@ def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
 
 
 def _follower(demand: QueueRequest, rows: int) -> Follower:
-    now = monotonic()
-    return Follower(rows, demand.priority, now + demand.slo_budget_s, now + demand.budget_s)
+    due, ends = demand.at + demand.slo_budget_s, demand.at + demand.budget_s
+    return Follower(rows, demand.priority, due, ends)
 
 
 def _description_of_ran(

@@ -31,7 +31,7 @@ from deployments.gateway.http.body import (
     BodyRoom,
     Inflation,
 )
-from deployments.gateway.http.exchange import Exchange, RequestOptions
+from deployments.gateway.http.exchange import NO_OPTIONS, Exchange
 from deployments.gateway.http.large_answers import AnswerSize
 from deployments.gateway.http.protocols.tensors import RegionOutput, RowTensor
 from deployments.gateway.models.catalogue import Catalogue
@@ -50,7 +50,7 @@ from deployments.settings.gateway import GatewaySettings
 from routers.api.requests import Tokens
 
 ENGINE_REFUSED = "engine_refused"
-NO_OPTIONS = RequestOptions(None, "", True)
+NO_DEMAND = QueueRequest("", 0, 0.0, 0.0)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 # Larger bodies are parsed by threads. What one read of a socket brings is parsed on the loop.
 POOL_THRESHOLD_BYTES = 65_536
@@ -101,8 +101,9 @@ class RequestContext:
     that answered if it is not the requested one; `version`: what answered, or was to last. `begun`:
     it is under way.
     `expired_key`: the id of the key it came by, where that has expired. `scheduling`: of the
-    requested one, once it is found. `ran`: rows of it were queued and run, for it or an
-    identical request. `reused`: None where its model neither keeps nor shares answers."""
+    requested one, once it is found; `demand`: what it asks of queues. `ran`: rows of it were queued
+    and run, for it or an identical request. `reused`: None where its model neither keeps nor shares
+    answers."""
 
     __slots__ = (
         "_last",
@@ -112,6 +113,7 @@ class RequestContext:
         "begun",
         "caller",
         "counted",
+        "demand",
         "exchange",
         "expired_key",
         "fallback",
@@ -143,6 +145,7 @@ class RequestContext:
         self.model = self.fallback = self.expired_key = self.version = ""
         self.begun = self.ran = False
         self.counted: int | None = None
+        self.demand = NO_DEMAND
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
         self.scheduling: Scheduling | None = None
@@ -259,7 +262,7 @@ def queue_request(
     return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, budget_s - spent_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
-        request_id=context.exchange.request_id,
+        request_id=context.exchange.request_id, at=monotonic(),
     )  # fmt: skip
 
 
@@ -345,7 +348,7 @@ class GatewayServices:
         self.watcher = watcher
         self.pool = pool
         self._tenants = tenants
-        self._threshold = POOL_THRESHOLD_BYTES
+        self.on_loop_bytes = POOL_THRESHOLD_BYTES
         self._under_way = SharedBound(limits.max_requests)
         self._max_answer_bytes = max(large_answers.MAX_HELD_BYTES, limits.max_body_bytes)
 
@@ -386,17 +389,17 @@ class GatewayServices:
         self._under_way.give(quota_key, 1)
 
     async def read_body(
-        self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
+        self, exchange: Exchange, bound: Callable[..., BodyBound], *of: Any
     ) -> bytes | memoryview:
-        """The whole body, as it was sent. `bound`: of what the model could take, asked of a body
-        that may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
+        """The whole body, as it was sent. `bound(*of)`: of what the model could take, where a body
+        may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
         declared = exchange.number(b"content-length")
         encoding = exchange.encoding
-        if encoding == b"identity" and declared is not None and declared <= self._threshold:
+        if encoding == b"identity" and declared is not None and declared <= self.on_loop_bytes:
             return await exchange.body(self.limits)
         if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
-        limits = self.limits.within(bound())
+        limits = self.limits.within(bound(*of))
         exchange.check_length(limits)
         return await exchange.body(limits)
 
@@ -405,11 +408,12 @@ class GatewayServices:
         exchange: Exchange,
         caller: Caller,
         body: bytes | memoryview,
-        bound: Callable[[], BodyBound],
+        bound: Callable[..., BodyBound],
+        *of: Any,
     ) -> bytes:
         """Of a body that was sent compressed. Each step is a turn of the tenant's in the pool;
         memory is taken once its size is known."""
-        size = bound()
+        size = bound(*of)
         inflation = Inflation(body, self.limits.within(size), size, exchange.encoding)
         while not inflation.is_measured:
             await self.pool.run(caller.tenant.name, inflation.measure)
@@ -426,7 +430,7 @@ class GatewayServices:
         self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any
     ) -> T:
         """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
-        if size_bytes <= self._threshold:
+        if size_bytes <= self.on_loop_bytes:
             return function(*args)
         return await self.pool.run(caller.tenant.name, function, *args)
 

@@ -15,7 +15,6 @@ import uvicorn
 from in_process import Stand, standing
 from uvicorn_server import serving
 
-from deployments.gateway.http import whole_response
 from deployments.gateway.http.strict_protocol import StrictProtocol
 
 HAPROXY = next(
@@ -68,7 +67,6 @@ async def grpc_standing(
     models: dict[str, Any], folder: Path, **more: Any
 ) -> AsyncIterator[GrpcStand]:
     more.setdefault("gateway", {}).setdefault("grpc", {})
-    whole_response.offer()
     async with standing(models, folder, **more) as stand, serving(_config(stand)) as http_port:
         port = free_port()
         config = folder / "haproxy.cfg"

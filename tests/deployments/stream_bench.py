@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from fake_engines import Engines, until
+from msgspec import structs
 
 from deployments.contract.description import (
     GatewayIdentity,
@@ -74,7 +75,7 @@ class Bench:
         generation = Generation(50)
         prompt = Prompt("chat", b"{}", tokens, generation, streams, fingerprint=key)
         asked = QueueRequest("t", 1, min(1.0, expires_s), expires_s)
-        return self.queue.submit(prompt, self.terms, asked._replace(**demand))
+        return self.queue.submit(prompt, self.terms, structs.replace(asked, **demand))
 
     async def begun(self, count: int) -> int:
         """The lease of the latest request, once so many were begun."""

@@ -34,7 +34,7 @@ from uvicorn_server import serving
 
 from deployments.control.supervisor import ports
 from deployments.control.supervisor.ingress_socket import IngressSocket
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 from deployments.gateway.http.direct_server import DirectServer
 from deployments.settings.gateway import GatewaySettings
 
@@ -73,7 +73,6 @@ class Servers:
         stand = build()
         self._running.callback(stand.close)
         direct = await self._started_directly(stand, told)
-        whole_response.offer()
         config = uvicorn.Config(
             self._kept(stand.app), port=0, lifespan="off", log_config=None,
             http=strict_protocol.StrictProtocol,

@@ -22,7 +22,7 @@ from deployments.gateway.http.body import COMPRESSIONS, BodyLimits, BodyRoom
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols.tensors import Encoded
-from deployments.gateway.http.whole_response import EXTENSION, TRAILERS
+from deployments.gateway.http.whole_response import TRAILERS
 
 _OWN_CLOCK_MARGIN_S = 0.002
 _SHORTEST_S = 0.001
@@ -133,9 +133,9 @@ class GrpcExchange(Exchange):
     async def _send_at_once(
         self, head: list[tuple[bytes, bytes]], body: bytes, trailers: Headers | None
     ) -> None:
-        if self._at_once:
-            message = {"type": EXTENSION, "status": 200, "headers": head, "body": body}
-            await self._send({**message, "close": self._closes(), "trailers": trailers})
+        if self._cycle is not None:
+            close = self._closes()
+            await self._cycle.answer(200, head, body, close=close, trailers=trailers)
             return
         start = {"type": "http.response.start", "status": 200, "headers": head}
         await self._send({**start, "trailers": trailers is not None})

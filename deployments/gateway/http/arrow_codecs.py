@@ -11,13 +11,13 @@ Source: https://www.iana.org/assignments/media-types/application/vnd.apache.arro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
@@ -82,7 +82,6 @@ def _is_answer(headers: Mapping[bytes, bytes]) -> bool:
     return ARROW_STREAM in accept or (_is_body(headers) and b"json" not in accept)
 
 
-@dataclass(slots=True)
 class ArrowInferCall(InferCall):
     """`stream`: the inputs, None: `tensors` are; `is_answer`: it is answered by one."""
 
@@ -105,7 +104,7 @@ class ArrowInferCodec(InferCodec):
                     "memory.",
                     param="outputs",
                 )
-            return ArrowInferCall(**_fields(call), is_answer=is_answer)
+            return ArrowInferCall(**asdict(call), is_answer=is_answer)
         stream = _read(body)
         if d is not None:
             check_count(stream.rows, d)
@@ -194,10 +193,6 @@ class ArrowInferCodec(InferCodec):
         return arrow_answer.write(tensors, columns, said, PACKED_BYTES)
 
 
-def _fields(call: InferCall | EmbeddingsCall) -> dict[str, Any]:
-    return {field.name: getattr(call, field.name) for field in fields(call)}
-
-
 def _stream(call: InferCall) -> Stream | None:
     return call.stream if isinstance(call, ArrowInferCall) else None
 
@@ -245,7 +240,6 @@ def _in_pieces(write: Callable[[], Written]) -> LargeAnswer:
     return answer
 
 
-@dataclass(slots=True)
 class ArrowEmbeddingsCall(EmbeddingsCall):
     """`is_answer`: as in `ArrowInferCall`."""
 
@@ -264,7 +258,7 @@ class ArrowEmbeddingsCodec(EmbeddingsCodec):
             call = _embeddings(_read(body), exchange.query)
         else:
             call = super().decode(bytes(body), exchange, d)
-        return ArrowEmbeddingsCall(**_fields(call), is_answer=_is_answer(exchange.headers))
+        return ArrowEmbeddingsCall(**asdict(call), is_answer=_is_answer(exchange.headers))
 
     def answer_size(
         self, call: EmbeddingsCall, rows: Rows, d: ModelDescription, answers: Answers = None

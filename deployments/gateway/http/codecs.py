@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.large_answers import (
+    SMALL_ANSWER,
     AnswerSize,
     LargeAnswer,
     OutputSize,
@@ -51,8 +51,10 @@ from deployments.gateway.http.row_conversion import (
     join,
     sent_extent,
     split,
+    tensors_of,
     wanted_outputs,
 )
+from deployments.gateway.http.whole_response import UNCOUNTED_BYTES
 from deployments.gateway.rows import RowAnswer, Rows
 from deployments.preprocess.images import Encoded as EncodedImage
 from deployments.preprocess.tokenizer import TextTokenizer
@@ -108,7 +110,7 @@ class InferCodec:
         self, body: bytes | memoryview, exchange: Exchange, d: ModelDescription | None
     ) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
-        check = None if d is None else partial(check_claim, d=d)
+        check = None if d is None else lambda shape, size: check_claim(shape, size, d)
         if header_bytes is None:
             return open_inference.decode(bytes(body), check)
         return open_inference.decode_binary(body, header_bytes, check)
@@ -149,6 +151,8 @@ class InferCodec:
     def answer_size(
         self, call: InferCall, rows: Rows, d: ModelDescription, answers: Answers = None
     ) -> AnswerSize:
+        if not call.external and rows.count * tensors_of(d).row_bytes <= UNCOUNTED_BYTES:
+            return SMALL_ANSWER  # as of most
         outputs = sizes(rows, d, answers, sent_extent(call, d) or 0)
         forms = {output.name: output.binary for output in call.outputs}
         placed, sent = call.placed, 0

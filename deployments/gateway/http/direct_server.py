@@ -16,7 +16,6 @@ from typing import Any
 
 import uvicorn
 
-from deployments.gateway.http import whole_response
 from deployments.gateway.http.direct_protocol import DirectProtocol, DirectRules, WholeRequests
 from deployments.gateway.http.fast_path import ASGIApp
 from deployments.gateway.http.strict_protocol import LISTEN_QUEUE, StoppingServer
@@ -33,7 +32,6 @@ class DirectServer(StoppingServer):
     """Accepts until it stops; then it answers what it has, and its last connections end."""
 
     def __init__(self, app: ASGIApp, gateway: GatewaySettings) -> None:
-        whole_response.offer()
         tls = gateway.tls
         protocol = partial(DirectProtocol, DirectRules.by(gateway))
         super().__init__(

@@ -27,7 +27,7 @@ from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.protocols import error_shapes
 from deployments.gateway.http.protocols.tensors import Encoded
-from deployments.gateway.http.whole_response import EXTENSION, KEEP, TAKEN, UNCOUNTED_BYTES
+from deployments.gateway.http.whole_response import UNCOUNTED_BYTES, WholeResponseCycle
 from deployments.gateway.tenancy.rates import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
@@ -55,6 +55,12 @@ class RequestOptions(NamedTuple):
     repeatable: bool
 
 
+NO_OPTIONS = RequestOptions(None, "", True)
+_OPTIONS = frozenset(
+    b"grpc-timeout x-idempotent x-request-timeout-seconds x-session-id x-timeout-ms".split()
+)
+
+
 class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
     request's headers were read. `quota_key`: whose share it takes what it holds from.
@@ -63,7 +69,7 @@ class Exchange:
 
     __slots__ = (
         "_answer_bytes",
-        "_at_once",
+        "_cycle",
         "_held_by",
         "_held_bytes",
         "_receive",
@@ -103,7 +109,8 @@ class Exchange:
         self.cors: Iterable[tuple[bytes, bytes]] = ()
         self.replied = self.is_large = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
-        self._at_once = EXTENSION in scope.get("extensions", ())
+        cycle = getattr(receive, "__self__", None)  # None: of another server
+        self._cycle = cycle if isinstance(cycle, WholeResponseCycle) else None
         self._slow = self._whole = self._shares = False
         self._held_bytes = 0
         self._answer_bytes = 0  # of those
@@ -180,12 +187,15 @@ class Exchange:
     @property
     def is_direct(self) -> bool:
         """Whether it came over a connection of this process's own, not through Serve's proxy."""
-        return self._at_once
+        return self._cycle is not None
 
     async def body(self, limits: BodyLimits) -> bytes | memoryview:
         """The raw body; a read-only view of one that `has_tensors` and came later than its headers.
         Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
         # Most bodies arrive with their headers: then no timer is set (it costs 3 us a request).
+        whole = None if self._cycle is None else self._cycle.take_whole()
+        if whole is not None:
+            return self._last(whole, limits)
         waiting = self._receive().__await__()
         try:
             pending = next(waiting)
@@ -215,11 +225,10 @@ class Exchange:
     ) -> bytes | memoryview:
         body, size = bytearray(), 0
         began = asyncio.get_running_loop().time()
-        if self._at_once and message.get("more_body", False):
+        if self._cycle is not None and message.get("more_body", False):
             # The connection puts what follows where it stays: `size` is then what it says.
-            kept = {"type": KEEP, "body": message["body"], "size": self.number(b"content-length")}
-            await self._send(kept)
-            message["body"], message["size"] = b"", len(kept["body"])
+            self._cycle.keep(message["body"], self.number(b"content-length"))
+            message["body"], message["size"] = b"", len(message["body"])
         while message.get("more_body", False):
             body += message.get("body", b"")
             before, size = size, message.get("size", len(body))
@@ -242,11 +251,14 @@ class Exchange:
     def _end(self, message: Message, limits: BodyLimits) -> bytes | bytearray:
         if message["type"] == "http.disconnect":
             raise errors.CallerLeft("the client disconnected before its body was complete")
-        self._whole = True
         last: bytes | bytearray = message.get("body", b"")
-        if len(last) > limits.max_bytes:
+        return self._last(last, limits)
+
+    def _last(self, part: T, limits: BodyLimits) -> T:
+        self._whole = True
+        if len(part) > limits.max_bytes:  # type: ignore[arg-type]
             raise _too_large(limits)
-        return last
+        return part
 
     def hold(self, size_bytes: int, room: BodyRoom) -> None:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
@@ -281,6 +293,8 @@ class Exchange:
 
     def options(self) -> RequestOptions:
         """Raises BadRequest for a header that makes no sense."""
+        if _OPTIONS.isdisjoint(self.headers):
+            return NO_OPTIONS
         return RequestOptions(self._budget_s(), self._session(), self._repeatable())
 
     def _session(self) -> str:
@@ -329,7 +343,7 @@ class Exchange:
     ) -> None:
         """`room`: where a large answer is to count until it is taken. Raises Overloaded, having
         sent nothing, where it has no place there."""
-        if len(answer.body) > UNCOUNTED_BYTES and self._at_once and room is not None:
+        if len(answer.body) > UNCOUNTED_BYTES and self.is_direct and room is not None:
             if len(answer.body) > self._answer_bytes:
                 room.check(self.quota_key, len(answer.body) - self._answer_bytes, self._held_bytes)
             self.is_large = True
@@ -356,10 +370,8 @@ class Exchange:
         head = self._head(answer, headers, (b"content-length", b"%d" % len(answer.body)))
         close = self._closes()
         body = b"" if self.method == "HEAD" else answer.body
-        if self._at_once:
-            await self._send(
-                {"type": EXTENSION, "status": status, "headers": head, "body": body, "close": close}
-            )
+        if self._cycle is not None:
+            await self._cycle.answer(status, head, body, close=close)
             return
         if close:
             head.append((b"connection", b"close"))
@@ -368,7 +380,7 @@ class Exchange:
 
     async def begin(self, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head and the beginning of a large answer; `send_chunk` and `end_stream` follow."""
-        self.replied, self.is_large = True, self._at_once
+        self.replied, self.is_large = True, self.is_direct
         size = [(b"content-length", b"%d" % answer.size)] if answer.size else []
         head = self._head(answer, headers, *size)
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
@@ -404,9 +416,11 @@ class Exchange:
         """Of a large answer: returns once the client has all of it but what a connection keeps, or
         has left. Until then what it has not is held, instead of the request's body. A view keeps
         all that it is a part of: then all is held, until the client has everything."""
+        if self._cycle is None:
+            return
         if self._shares:
             try:
-                await self._send({"type": TAKEN, "all": True})
+                await self._cycle.all_taken()
             finally:
                 self.release()
             return
@@ -417,7 +431,7 @@ class Exchange:
             self._room, self._held_bytes, self._held_by = room, size_bytes, self.quota_key
 
         try:
-            await self._send({"type": TAKEN, "held": held})
+            await self._cycle.taken(held)
         finally:
             self.release()
 
@@ -431,7 +445,7 @@ class Exchange:
         """Waits while the client is behind. A view is sent as it is, so its memory may not change
         until the client has it."""
         if isinstance(data, memoryview):
-            if self._at_once:
+            if self.is_direct:
                 self._shares = True
             else:  # another server, which may take bytes alone
                 data = bytes(data)
@@ -489,14 +503,14 @@ def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, 
 
 
 async def run_until_disconnect(
-    exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]
+    exchange: Exchange, answers: Awaitable[T], left: Callable[..., None], *of: Any
 ) -> T:
-    """What is awaited; `left` is called if the client leaves before."""
-    exchange.watch.begin(exchange, left)
+    """What is awaited; `left(*of)` is called if the client leaves before."""
+    exchange.watch.begin(exchange, left, *of)
     try:
         return await answers
     except asyncio.CancelledError:
-        left()
+        left(*of)
         raise
     finally:
         exchange.watch.end(exchange)
@@ -507,12 +521,12 @@ class DisconnectWatch:
     waited for a while: one a request costs 5 us, and most are answered before."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Exchange, tuple[float, Callable[[], None]]] = {}
+        self._waiting: dict[Exchange, tuple[float, Callable[..., None], tuple[Any, ...]]] = {}
         self._watching: dict[Exchange, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, exchange: Exchange, left: Callable[[], None]) -> None:
-        self._waiting[exchange] = time.perf_counter(), left
+    def begin(self, exchange: Exchange, left: Callable[..., None], *of: Any) -> None:
+        self._waiting[exchange] = time.perf_counter(), left, of
         if self._timer is None:
             self._look_in(_WATCH_AFTER_S)
 
@@ -528,17 +542,17 @@ class DisconnectWatch:
     def _look(self) -> None:
         self._timer = None
         now = time.perf_counter()
-        for exchange, (since, left) in list(self._waiting.items()):
+        for exchange, (since, left, of) in list(self._waiting.items()):
             if now - since < _WATCH_AFTER_S:  # and so have all behind it
                 self._look_in(_WATCH_AFTER_S - (now - since))
                 return
             del self._waiting[exchange]
-            self._watching[exchange] = asyncio.create_task(_until_gone(exchange, left))
+            self._watching[exchange] = asyncio.create_task(_until_gone(exchange, left, *of))
 
 
-async def _until_gone(exchange: Exchange, left: Callable[[], None]) -> None:
+async def _until_gone(exchange: Exchange, left: Callable[..., None], *of: Any) -> None:
     await exchange.until_disconnect()
-    left()
+    left(*of)
 
 
 MIN_BYTES = 4096

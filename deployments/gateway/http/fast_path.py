@@ -18,7 +18,7 @@ from typing import Any
 from starlette.middleware import Middleware
 from starlette.responses import Response
 
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +53,5 @@ class FastPath:
 
 def middlewares() -> list[Middleware]:
     """What Serve imports by name, before it starts its HTTP server."""
-    whole_response.offer()
     strict_protocol.enforce()
     return [Middleware(FastPath)]

@@ -158,6 +158,10 @@ class AnswerSize:
         return self.held <= AT_ONCE_BYTES and self.sent <= AT_ONCE_BYTES
 
 
+SMALL_ANSWER = AnswerSize(0, 0)
+"""Of all whose outputs and JSON are within what is not counted: nothing is held, or checked."""
+
+
 def declared(rows: Rows, d: ModelDescription, extent: int = 0) -> dict[str, OutputSize]:
     """The wanted outputs' sizes by name, as the model declares them. `extent`: the shortest that a
     length axis is padded to."""

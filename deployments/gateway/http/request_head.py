@@ -34,6 +34,7 @@ _PRIVATE = (
 )  # fmt: skip
 _HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _SAFE = ("GET", "HEAD")
+_PAGES = frozenset((b"origin", b"sec-fetch-site"))  # what browsers send with a page's request
 _OWN_SITES = (b"same-origin", b"none")
 _MAX_REMEMBERED = 1024
 ANY = "*"
@@ -67,7 +68,7 @@ class HeadChecks:
             self._check_host(exchange.headers.get(b"host"))
         elif not operators:
             return
-        if operators or exchange.method not in _SAFE:
+        if (operators or exchange.method not in _SAFE) and not _PAGES.isdisjoint(exchange.headers):
             self._check_origin(exchange)
 
     def _check_host(self, host: bytes | None) -> None:

@@ -14,14 +14,15 @@ else was in the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any
+from math import inf, prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from deployments.contract.description import ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.body import bound_of
+from deployments.gateway.http.large_answers import declared
 from deployments.gateway.http.protocols.classify import from_base64
 from deployments.gateway.http.protocols.tensors import InferCall, RegionOutput, RowTensor, Tensor
 from deployments.gateway.rows import Array, RowAnswer, RowColumn, Rows
@@ -32,6 +33,34 @@ from runtimes.types import DTYPES, TensorSpec, text_length
 # name → (datatype, one array a row, of the row's own shape)
 _MANY_BYTES = 65_536  # fewer are read at once, whatever the model takes
 RowsOut = Mapping[str, tuple[str, Sequence[Array]]]
+_MAX_KNOWN = 256
+
+
+class ModelTensors(NamedTuple):
+    """What each request asks of its model's tensors. `row_bytes`: of one row's outputs, as they are
+    and as JSON together, at most; inf: their shapes do not say."""
+
+    inputs: dict[str, TensorSpec]
+    outputs: tuple[str, ...]
+    row_bytes: float
+
+
+_known: dict[int, tuple[ModelDescription, ModelTensors]] = {}  # by the description's id
+
+
+def tensors_of(d: ModelDescription) -> ModelTensors:
+    """Made once for each description: a dozen requests' work."""
+    found = _known.get(id(d))
+    if found is None:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        sizes = declared(Rows(1, (1,), {}), d).values()
+        row_bytes = sum([each.held_bytes + each.json_bytes(each.dense) for each in sizes])
+        known = all(each.known for each in sizes)
+        inputs = {spec.name: spec for spec in d.inputs}
+        outputs = tuple([spec.name for spec in d.outputs])
+        found = _known[id(d)] = d, ModelTensors(inputs, outputs, row_bytes if known else inf)
+    return found[1]
 
 
 def row_shapes(image: ImageInput) -> dict[tuple[int, ...], int]:
@@ -82,22 +111,53 @@ def encoded_images(call: InferCall, d: ModelDescription) -> list[Encoded] | None
 
 def split(call: InferCall, d: ModelDescription) -> Rows:
     """The rows of a dense request. Arrays are views of the call's where nothing is cut."""
-    specs = {spec.name: spec for spec in d.inputs}
-    columns: dict[str, list[Array]] = {}
+    specs = tensors_of(d).inputs
+    dense: dict[str, Array] = {}
     count = 0
     for tensor in call.tensors:
         _check_tensor(tensor, specs, d)
         size = tensor.data.shape[0]
-        if columns and size != count:
+        if dense and size != count:
             raise BadRequest(
                 f"Input '{tensor.name}' has {size} rows, '{call.tensors[0].name}' has {count}; "
                 f"the first axis of all inputs is the batch and must be equal."
             )
         count = size
         check_count(count, d)
-        columns[tensor.name] = [tensor.data[row, ...] for row in range(count)]
-    _check_given(columns, d)
-    return _measured(columns, specs, d, wanted_outputs(call, d))
+        dense[tensor.name] = tensor.data
+    _check_given(dense, d)
+    wanted = wanted_outputs(call, d)
+    is_text = d.lengths_input is not None and d.lengths_axis == 0
+    if is_text or d.image is not None or d.mask_input in dense:
+        # A row of shape () must stay an array.
+        columns = {
+            name: list(data) if data.ndim > 1 else [data[row, ...] for row in range(count)]
+            for name, data in dense.items()
+        }
+        return _measured(columns, specs, d, wanted)
+    length = 1
+    if d.lengths_input is not None:
+        full = dense[d.lengths_input].shape[d.lengths_axis]
+        (length,) = _bounded([full], d)
+        if length != full:
+            dense = {
+                name: _shortened(data, specs[name], d.lengths_axis, full, length)
+                for name, data in dense.items()
+            }
+    inputs = {
+        name: RowColumn(
+            specs[name].datatype, list(data.reshape(count, -1)), [data.shape[1:]] * count
+        )
+        for name, data in dense.items()
+    }
+    return Rows(count, (length,) * count, inputs, wanted)
+
+
+def _shortened(data: Array, spec: TensorSpec, axis: int, full: int, kept: int) -> Array:
+    """As `_cut`, of rows that are all of one shape."""
+    if len(spec.shape) <= axis or spec.shape[axis] != -1 or data.shape[axis] != full:
+        return data
+    return data[(slice(None),) * axis + (slice(kept),)]
 
 
 def from_rows(columns: Mapping[str, list[Array]], d: ModelDescription) -> Rows:
@@ -105,7 +165,7 @@ def from_rows(columns: Mapping[str, list[Array]], d: ModelDescription) -> Rows:
 
     Arrays have the model's datatypes already; every column has the same number of rows, at least 1.
     """
-    specs = {spec.name: spec for spec in d.inputs}
+    specs = tensors_of(d).inputs
     for name, rows in columns.items():
         spec = _spec(name, specs, d)
         for index, row in enumerate(rows):
@@ -149,7 +209,7 @@ def check_count(count: int, d: ModelDescription) -> None:
 
 def check_columns(datatypes: Mapping[str, str], d: ModelDescription) -> None:
     """`BadRequest` for an input that the model does not have, or of another datatype."""
-    specs = {spec.name: spec for spec in d.inputs}
+    specs = tensors_of(d).inputs
     for name, datatype in datatypes.items():
         spec = _spec(name, specs, d)
         if datatype != spec.datatype:
@@ -188,7 +248,7 @@ def _spec(name: str, specs: Mapping[str, TensorSpec], d: ModelDescription) -> Te
 
 
 def _check_tensor(tensor: Tensor, specs: Mapping[str, TensorSpec], d: ModelDescription) -> None:
-    spec = _spec(tensor.name, specs, d)
+    spec = specs.get(tensor.name) or _spec(tensor.name, specs, d)
     if tensor.datatype != spec.datatype:
         raise _mistyped(tensor.name, tensor.datatype, spec.datatype, d)
     if not _fits(tensor.data.shape, spec.shape):
@@ -352,7 +412,7 @@ def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) ->
     extent = sent_extent(call, d)
     if extent is not None and min(rows.lengths) == extent:
         extent = None
-    names = [output.name for output in call.outputs] or [spec.name for spec in d.outputs]
+    names = [output.name for output in call.outputs] or tensors_of(d).outputs
     return [_joined(name, rows_out, d, rows.lengths, extent) for name in names]
 
 
@@ -378,7 +438,7 @@ def _joined(
         raise RowFailed(f"The model '{d.name}' returned no output '{name}'.")
     datatype, rows = rows_out[name]
     shape = rows[0].shape
-    if any(row.shape != shape for row in rows):
+    if len(rows) > 1 and any(row.shape != shape for row in rows):
         if any(row.ndim != len(shape) for row in rows):
             raise RowFailed("The model's rows differ in rank, so they cannot be one tensor.")
         shape = tuple([max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)])

@@ -19,16 +19,20 @@ import socket
 import sys
 import termios
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 from weakref import WeakSet
 
 import httptools
 import uvicorn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http import auto, httptools_impl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from deployments.contract import errors
 from deployments.gateway.http.protocols import error_shapes
+from deployments.gateway.http.whole_response import WholeResponseCycle
 
 MAX_HEADERS = 100
 MAX_HEAD_BYTES = 15_360
@@ -46,6 +50,32 @@ _OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says 
 _LINGER_S = 5.0  # a refused client goes on sending: closed at once, it would lose the refusal
 _min_bytes_per_s = 0.0
 _servers: WeakSet[uvicorn.Server] = WeakSet()
+
+
+class Target(NamedTuple):
+    """The parts of a URL. `path`: decoded."""
+
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
+_LONGEST_KEPT = 256  # bytes of a URL; callers choose them
+
+
+def _target(url: bytes) -> Target:
+    """Raises httptools.HttpParserInvalidURLError, and UnicodeDecodeError."""
+    return _kept_target(url) if len(url) <= _LONGEST_KEPT else _parsed(url)
+
+
+@lru_cache(maxsize=1024)
+def _kept_target(url: bytes) -> Target:
+    return _parsed(url)
+
+
+def _parsed(url: bytes) -> Target:
+    found = httptools.parse_url(url)
+    return Target(unquote(found.path.decode("ascii")), found.path, found.query or b"")
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -73,6 +103,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._untaken = 0
+        self._idle_since: float | None = None  # on the loop's clock; None: it is not
         self._refused = False
         self._last_word: errors.HeadraceError | None = None
         self.url = b""
@@ -86,6 +117,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._stop_looking()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
@@ -96,11 +128,12 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if getattr(self.cycle, "due_bytes", 0) and not (data := self._put(data)):
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.due_bytes and not (data := self._put(data)):
             return
         self._head_bytes += len(data)
         self._got_body, before = False, self.scope
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         try:
             self._parse(data)
         except httptools.HttpParserError as fault:
@@ -182,9 +215,37 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 self._say(error)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self._answered()
         if self._last_word is not None and self.cycle.response_complete:
             self._say(self._last_word)
+
+    def _answered(self) -> None:
+        """As uvicorn does it, but for its timer, which it makes anew with each answer (3 us)."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._close_idle_in(self.timeout_keep_alive)
+
+    def _close_idle_in(self, seconds: float) -> None:
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection that has been idle for long enough."""
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None:
+            return  # the next answer sets it again
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0.0:
+            self._close_idle_in(left_s)
+        else:
+            super().timeout_keep_alive_handler()
 
     def _say(self, error: errors.HeadraceError) -> None:
         if self.transport.is_closing():
@@ -228,11 +289,35 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise errors.MethodNotAllowed("CONNECT is not supported")
             return  # read again by `_parse`
-        if self.expect_100_continue and self.parser.get_http_version() == "1.0":
+        version = self.parser.get_http_version()
+        if self.expect_100_continue and version == "1.0":
             self.expect_100_continue = False
         self.check_head()
-        super().on_headers_complete()
+        self._begin(version)
         self.headers = _TRAILERS
+
+    def _begin(self, version: str) -> None:
+        """As uvicorn does it: the request is asked for once those before it are answered."""
+        scope: Any = self.scope
+        target = _target(self.url)
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = self.root_path + target.path
+        scope["raw_path"] = target.raw_path
+        if self.root_path:
+            scope["raw_path"] = self.root_path.encode("ascii") + target.raw_path
+        scope["query_string"] = target.query
+        before = self.cycle
+        self.cycle = WholeResponseCycle(
+            scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
+            self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
+            version != "1.0" and self.parser.should_keep_alive(), self.on_response_complete,
+        )  # fmt: skip
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def shown_path(self) -> bytes:
         """Of the last request that began, for the shape of a refusal."""
@@ -246,8 +331,10 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         """Raises HeadraceError for a head that is not to be read. HAProxy has looked at it."""
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        cycle = self.cycle
+        if not self.parser.should_upgrade() and not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def _wants_more(self) -> bool:
         """Of the body. uvicorn makes no cycle of a request whose URL it cannot read."""
@@ -255,10 +342,14 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._got_body = True
-        if getattr(self.cycle, "keeps", False):
-            self.cycle.put(body)  # type: ignore[attr-defined]
-        else:
-            super().on_body(body)
+        cycle: Any = self.cycle
+        if cycle.keeps:
+            cycle.put(body)
+        elif not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def pause_writing(self) -> None:
         """The client is behind by more than a socket holds."""

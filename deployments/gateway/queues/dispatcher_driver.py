@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms
@@ -63,7 +65,7 @@ class VersionTerms:
         return other is self or other.signature == self.signature
 
 
-class QueueRequest(NamedTuple):
+class QueueRequest(msgspec.Struct, frozen=True):
     """What a request asks of a queue besides its rows. More on the fields of the same names:
     `api.requests.Request`."""
 
@@ -71,7 +73,7 @@ class QueueRequest(NamedTuple):
     tenant: str
     priority: int  # 0: the most urgent
 
-    # How long it has, in seconds from now.
+    # How long it has, in seconds from `at`.
     slo_budget_s: float  # until its SLO
     budget_s: float  # until its timeout, or as its caller said
 
@@ -84,6 +86,12 @@ class QueueRequest(NamedTuple):
     is_first: bool = True  # no other model was asked before
     suspect: bool = False  # a row of it was on a replica that was lost
     request_id: bytes = b""  # as its caller knows it, for the log of decisions
+    at: float = 0.0  # on the monotonic clock; 0.0: now
+
+    def left_at(self, now: float) -> tuple[float, float]:
+        """Seconds that are left of both budgets."""
+        spent_s = now - self.at if self.at else 0.0
+        return self.slo_budget_s - spent_s, self.budget_s - spent_s
 
 
 def changed() -> errors.HeadraceError:
@@ -262,9 +270,8 @@ class DispatcherDriver(Generic[P]):
             raise self.turned_away(Reason.TENANT_FULL, demand, dispatcher.retry_after_s())
         if dispatcher.is_full(demand.tenant, demand.weight):
             raise self.turned_away(Reason.QUEUE_FULL, demand, dispatcher.retry_after_s())
-        wait_s = dispatcher.fast_reject(
-            demand.tenant, demand.priority, demand.slo_budget_s, demand.budget_s, clock()
-        )
+        now = clock()
+        wait_s = dispatcher.fast_reject(demand.tenant, demand.priority, *demand.left_at(now), now)
         if wait_s is not None:
             raise self.turned_away(Reason.LATE, demand, wait_s)
 
@@ -314,12 +321,13 @@ class DispatcherDriver(Generic[P]):
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: QueueRequest, now: float
     ) -> Request:
         """A new request as the dispatcher is told of it, with a new id."""
+        since = demand.at or now
         request = Request(
             next(self._ids),
             lengths,
             arrival=now,
-            deadline=now + demand.slo_budget_s,
-            expires=now + demand.budget_s,
+            deadline=since + demand.slo_budget_s,
+            expires=since + demand.budget_s,
             tenant=demand.tenant,
             priority=demand.priority,
             retryable=terms.retryable and demand.repeatable,

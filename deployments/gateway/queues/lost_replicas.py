@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from deployments.contract import errors
 from deployments.contract.description import CrashTerms

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from deployments.contract import errors
 from deployments.contract.channel.frames import BatchReply
 from deployments.contract.channel.stream_messages import Piece
@@ -29,8 +31,7 @@ from routers.api.requests import Generation, LeaseEnd, Request, Tokens
 MAX_UNREAD_BYTES = 1 << 20  # of one answer; one piece may be larger
 
 
-@dataclass(slots=True, eq=False)
-class PendingBatchRequest:
+class PendingBatchRequest(msgspec.Struct, eq=False):
     """A request whose caller waits for the answers of all rows."""
 
     request: Request  # as the dispatcher knows it

@@ -37,9 +37,8 @@ from deployments.gateway.queues.suspect_permits import Permit, SuspectPermits
 _KEY_BYTES = 16
 _HEAD = struct.Struct("<16sI44x")  # the format's name, the owner's process id
 _MAGIC = b"headrace-notes-1"
-_SLOT = 1 + _KEY_BYTES  # how the request runs, and its key; zeros: free
-_FREE = bytes(_SLOT)
-_BESIDE, _ALONE = b"\x01", b"\x02"
+_SLOT = 1 + _KEY_BYTES  # how the request runs, and its key
+_PAUSED, _BESIDE, _ALONE = range(3)  # how: a paused one is not worked on
 _SUFFIX = ".requests"
 _WHOLE_BYTES = 4096  # of a longer body, its ends and every so many bytes are hashed
 _END_BYTES = 1024
@@ -102,12 +101,22 @@ class RequestJournal:
         if not self._free:
             return NO_SLOT
         at = self._free.pop()
-        self._notes[at : at + _SLOT] = (_ALONE if alone else _BESIDE) + key
+        self._notes[at + 1 : at + _SLOT] = key
+        self._notes[at] = _ALONE if alone else _BESIDE
         return at
+
+    def pause(self, at: int) -> None:
+        """The note does not count, and keeps its place."""
+        if at != NO_SLOT:
+            self._notes[at] = _PAUSED
+
+    def resume(self, at: int, *, alone: bool) -> None:
+        if at != NO_SLOT:
+            self._notes[at] = _ALONE if alone else _BESIDE
 
     def clear(self, at: int) -> None:
         if at != NO_SLOT:
-            self._notes[at : at + _SLOT] = _FREE
+            self._notes[at] = _PAUSED
             self._free.append(at)
 
     def close(self) -> None:
@@ -214,7 +223,7 @@ class Siblings:
 
 def _notes(content: bytes) -> Iterator[Note]:
     for at in range(_HEAD.size, len(content) - _SLOT + 1, _SLOT):
-        how, key = content[at : at + 1], content[at + 1 : at + _SLOT]
+        how, key = content[at], content[at + 1 : at + _SLOT]
         if how in (_BESIDE, _ALONE):
             yield Note(key, how == _ALONE)
 
@@ -267,11 +276,9 @@ class SuspectedRequests:
         if self._siblings is not None:
             self._siblings.check()
         key = key_of(path, body)
-        suspect = bool(self.records) and self.records.check([key], "", monotonic())
-        work = Work(self, self.journal, key, suspect)
-        if not suspect:
-            work.go_on()
-        return work
+        if self.records and self.records.check([key], "", monotonic()):
+            return Work(self, self.journal, key, NO_SLOT, suspect=True)
+        return Work(self, self.journal, key, self.journal.note(key, alone=False))
 
     def gateway_ended(self, name: str, notes: Sequence[Note]) -> None:
         """Another gateway has ended while it worked on these."""
@@ -292,14 +299,21 @@ class SuspectedRequests:
 class Work:
     """One request that this gateway works on, but for the time that it waits in a queue."""
 
-    __slots__ = ("_at", "_journal", "_key", "_permit", "_suspected", "is_suspect")
+    __slots__ = ("_at", "_journal", "_key", "_paused", "_permit", "_suspected", "is_suspect")
 
     def __init__(
-        self, suspected: SuspectedRequests, journal: RequestJournal, key: bytes, suspect: bool
+        self,
+        suspected: SuspectedRequests,
+        journal: RequestJournal,
+        key: bytes,
+        at: int,
+        *,
+        suspect: bool = False,
     ) -> None:
+        """`at`: where it is noted."""
         self.is_suspect = suspect
         self._suspected, self._journal, self._key = suspected, journal, key
-        self._at = NO_SLOT
+        self._at, self._paused = at, False
         self._permit: Permit | None = None
 
     async def take_turn(self, tenant: str) -> None:
@@ -309,16 +323,16 @@ class Work:
         permits = self._suspected.permits
         self._permit = permit = await permits.acquire(tenant, TERMS.hold_s)
         self._suspected.records.check([self._key], "", monotonic())
-        self._note(alone=permits.holds(permit))
+        self._go_on(alone=permits.holds(permit))
 
     def go_on(self) -> None:
-        """It is worked on, after it was begun or has waited in a queue."""
-        self._note(alone=False)
+        """It is worked on again, after it has waited in a queue."""
+        self._go_on(alone=False)
 
     def pause(self) -> None:
         """It waits in a queue: nothing that happens here is its doing."""
-        self._journal.clear(self._at)
-        self._at = NO_SLOT
+        self._journal.pause(self._at)
+        self._paused = True
         if self._permit is not None:
             self._permit.release()
             self._permit = None
@@ -326,9 +340,13 @@ class Work:
     def end(self, *, answered: bool) -> None:
         """`answered`: or refused for what it is."""
         self.pause()
+        self._journal.clear(self._at)
         if answered and self.is_suspect:
             self._suspected.records.release(self._key)
 
-    def _note(self, *, alone: bool) -> None:
+    def _go_on(self, *, alone: bool) -> None:
         if self._at == NO_SLOT:
             self._at = self._journal.note(self._key, alone=alone)
+        elif self._paused:
+            self._journal.resume(self._at, alone=alone)
+        self._paused = False

@@ -16,6 +16,8 @@ from random import Random
 from time import monotonic
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from deployments.contract import errors
 from deployments.contract.rollout.observations import (
     Observations,
@@ -90,7 +92,8 @@ class CanaryAssignment:
             return demand
         self._repeatable = demand.repeatable and canary.description.scheduling.retry
         budget_s = demand.budget_s
-        return demand._replace(
+        return replace(
+            demand,
             budget_s=budget_s - slo_s if budget_s >= 2 * slo_s else budget_s,
             repeatable=demand.repeatable and canary.replicas > 1,
         )

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from math import inf
 
+from msgspec.structs import replace
+
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Scheduling
 from deployments.gateway.models.catalogue import Catalogue
@@ -66,11 +68,10 @@ class ModelSelection:
         self._pinned = version is not None
         # The requested model's, once the request went to the fallback.
         self._refusal: errors.HeadraceError | None = None
-        known = models.served.get(name)
-        self._requested = known.description if known is not None else None
+        self._requested: ModelDescription | None = None
         if assignment is not None and assignment.canary is not None:
             self.model = assignment.canary
-            self._requested = self._requested or self.model.description
+            self._requested = models.served.get(name, self.model).description
         else:
             self._find_requested(version)
 
@@ -82,6 +83,7 @@ class ModelSelection:
         except errors.NotReady as refusal:
             known = self._models.served.get(self._name)
             if known is not None:
+                self._requested = known.description
                 known.queue.missed(self._tenant.name)
             self.fall_back(refusal)
 
@@ -109,7 +111,7 @@ class ModelSelection:
             # A stream keeps its whole time: it must not be ended half-way.
             streams = self.model.description.generating is not None
             demand = self.assignment.asks(demand, inf if streams else self.scheduling.slo_s)
-        return demand if self._refusal is None else demand._replace(is_first=False)
+        return demand if self._refusal is None else replace(demand, is_first=False)
 
     def begins(self) -> None:
         """The selected version gets the request now."""

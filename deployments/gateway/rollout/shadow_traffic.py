@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
@@ -103,7 +104,7 @@ class ShadowTraffic:
         try:
             since, rows = monotonic(), answered.rows
             suspect = await self._is_suspect(queue, d, answered)
-            pending = queue.submit(rows, queue.terms, self._demand(d)._replace(suspect=suspect))
+            pending = queue.submit(rows, queue.terms, replace(self._demand(d), suspect=suspect))
             answers = await pending.future
             count_answer(seen.copies, max(rows.lengths), monotonic() - since)
             agreed = await self._compared(answered, answers, terms)

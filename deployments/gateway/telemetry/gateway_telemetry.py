@@ -35,8 +35,6 @@ from deployments.gateway.telemetry.sample_tables import (
     NOT_MEASURED,
     BatchSample,
     GenerationSample,
-    RequestLabels,
-    RequestTimes,
 )
 from deployments.gateway.telemetry.span_trees import span_writer, trace_batch, trace_request
 from deployments.gateway.tenancy.fair_thread_pool import FairThreadPool
@@ -146,14 +144,13 @@ class GatewayTelemetry:
         caller, stages = context.caller, context.stages
         tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
         if caller is not None:
-            self.used(caller.tenant.key)
+            if caller.tenant.key:
+                self.used(caller.tenant.key)
         elif context.expired_key:
             self._keys.used_late(context.expired_key)
         self._metrics.request(
-            RequestLabels(
-                context.model, tenant, priority, context.protocol, context.outcome, context.reason
-            ),
-            RequestTimes(
+            (context.model, tenant, priority, context.protocol, context.outcome, context.reason),
+            (
                 total_s,
                 _upstream(context),
                 stages.get("parse", NOT_MEASURED),

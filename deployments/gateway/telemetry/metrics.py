@@ -35,11 +35,11 @@ from deployments.gateway.telemetry.sample_tables import (
     GenerationSample,
     GenerationTables,
     LabelNames,
+    Labels,
     Recorded,
-    RequestLabels,
     RequestTables,
-    RequestTimes,
     StageTable,
+    Times,
 )
 from deployments.settings.gateway import PRIORITIES
 
@@ -87,9 +87,7 @@ class GatewayMetrics:
             key = self.names.flow(model, tenant, priority)
         kept[key] = kept.get(key, 0) + 1
 
-    def request(
-        self, labels: RequestLabels, times: RequestTimes, response_bytes: float = 0.0
-    ) -> None:
+    def request(self, labels: Labels, times: Times, response_bytes: float = 0.0) -> None:
         """A request ended, in whichever way."""
         self._recorded.requests.add(labels, times, response_bytes)
 
@@ -156,11 +154,11 @@ class DurationTotal:
     """How often something happened, and for how long in all."""
 
     count: int = 0
-    ns: int = 0
+    seconds: float = 0.0
 
     def add(self, seconds: float, count: int = 1) -> None:
         self.count += count
-        self.ns += int(seconds * 1e9) * count
+        self.seconds += seconds * count
 
 
 @dataclass(slots=True)
@@ -249,7 +247,7 @@ class ModelStatistics:
 
 
 def _duration(found: DurationTotal) -> triton.StatisticDuration:
-    return triton.StatisticDuration(found.count, found.ns)
+    return triton.StatisticDuration(found.count, round(found.seconds * 1e9))
 
 
 class InferenceStatistics:

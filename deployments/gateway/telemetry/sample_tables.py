@@ -180,6 +180,13 @@ class RequestTimes(NamedTuple):
     reply_s: float = NOT_MEASURED
 
 
+Labels = tuple[str, str, str, str, str, str]
+"""As `RequestLabels`, which costs 0.5 us more to make."""
+
+Times = tuple[float, float, float, float, float, float]
+"""As `RequestTimes`."""
+
+
 class BatchSample(NamedTuple):
     """`bucket`: upper edge, tokens. `padding`: share of the padded tokens that is padding, 0 to 1.
     `copy_s`: to and from the device; `transport_s`: round trip less what passed at the replica."""
@@ -261,12 +268,12 @@ class RequestTables:
         self.total = HistogramTable(LATENCY_EDGES_S)
         self.queue_wait = HistogramTable(LATENCY_EDGES_S)
         self.response_bytes = HistogramTable(BYTES_EDGES)
-        self._ids: dict[RequestLabels, int] = {}
+        self._ids: dict[Labels, int] = {}
         self._series: list[list[int]] = []  # of a label set: answered, flow, model, stages
         self._counts = np.zeros(0, dtype=np.int64)
         self._log = SampleLog(3 + len(REQUEST_STAGES), WAITING_ROWS, self._count)
 
-    def add(self, labels: RequestLabels, times: RequestTimes, response_bytes: float) -> None:
+    def add(self, labels: Labels, times: Times, response_bytes: float) -> None:
         number = self._ids.get(labels)
         if number is None:
             number = self._known(labels)
@@ -278,11 +285,11 @@ class RequestTables:
     def outcomes(self) -> Iterator[tuple[RequestLabels, int]]:
         """(labels, requests) by label set that any had."""
         counted = zip(self._ids, self._counts.tolist(), strict=False)
-        return ((labels, count) for labels, count in counted if count)
+        return ((RequestLabels(*labels), count) for labels, count in counted if count)
 
-    def _known(self, raw: RequestLabels) -> int:
+    def _known(self, raw: Labels) -> int:
         """The number of these labels as settings allow them; only such are remembered."""
-        flow = self._names.flow(raw.model, raw.tenant, raw.priority)
+        flow = self._names.flow(*raw[:3])
         labels = RequestLabels(*flow, *raw[3:])
         number = self._ids.get(labels)
         if number is not None:

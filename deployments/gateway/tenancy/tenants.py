@@ -149,6 +149,7 @@ class Tenants:
         if not self._by_name:
             self._by_name = {DEFAULT_TENANT: Tenant(DEFAULT_TENANT, priority=middle)}
         self.names = tuple(self._by_name)
+        self._callers: dict[int, Caller] = {}  # by the tenant's id, at its own priority
         self._by_key = {key.hash: _key(key, None) for key in table.operators}
         for name, given in declared.items():
             for key in given.keys or ():
@@ -179,12 +180,18 @@ class Tenants:
             tenant = self._by_authorization(authorization)
         else:
             tenant = self._by_x_tenant(x_tenant)
-        priority = self._priority(tenant, x_priority)
-        return Caller(tenant, priority, self._rank[priority])
-
-    def _priority(self, tenant: Tenant, x_priority: bytes | None) -> str:
         if x_priority is None:
-            return tenant.priority
+            return self._callers.get(id(tenant)) or self._caller(tenant, tenant.priority)
+        return self._caller(tenant, self._priority(tenant, x_priority))
+
+    def _caller(self, tenant: Tenant, priority: str) -> Caller:
+        """Kept for a tenant's own priority, which most requests have: tenants live as this does."""
+        caller = Caller(tenant, priority, self._rank[priority])
+        if priority == tenant.priority:
+            self._callers[id(tenant)] = caller
+        return caller
+
+    def _priority(self, tenant: Tenant, x_priority: bytes) -> str:
         requested = self._by_header.get(x_priority.strip().lower())
         if requested is None:
             known = ", ".join(self._rank)

@@ -14,12 +14,11 @@ import uvicorn
 from both_loops import event_loop_policy as event_loop_policy
 from in_process import Answer, Stand, ask
 from slow_reader import head_of
-from uvicorn.protocols.http import httptools_impl
 from uvicorn_server import serving
 from wide_models import Wide, wide_stand
 
 from deployments.contract.errors import Overloaded
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 from deployments.gateway.http.large_answers import WHOLE_BYTES, LargeAnswer
 
 WIDTH, ROWS = 4096, 200  # 3.3 MB, and about 9 MB as JSON
@@ -177,24 +176,20 @@ async def test_who_leaves_has_no_more_pieces_made(
 async def test_no_more_is_made_than_the_client_takes(
     tmp_path: Path, wide: Wide, takers: list[threading.Thread]
 ) -> None:
-    whole_response.offer()
-    try:
-        async with wide_stand(wide, tmp_path) as stand:
-            config = uvicorn.Config(
-                stand.app, port=0, log_config=None, http=strict_protocol.StrictProtocol
-            )
-            async with serving(config) as port:
-                head, reader, writer = await head_of(port, "m", "default", infer(2048))
-                assert b"transfer-encoding: chunked" in head
-                made = 0
-                while made < len(takers):  # until it stands still
-                    made = len(takers)
-                    await asyncio.sleep(0.1)
-                assert made < 20
-                assert held_bytes(stand) == 2048 * WIDTH * 4 + WHOLE_BYTES
-                await reader.read(1 << 20)
-                writer.close()
-                while held_bytes(stand):  # noqa: ASYNC110 - nothing tells of it
-                    await asyncio.sleep(0.001)
-    finally:
-        httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
+    async with wide_stand(wide, tmp_path) as stand:
+        config = uvicorn.Config(
+            stand.app, port=0, log_config=None, http=strict_protocol.StrictProtocol
+        )
+        async with serving(config) as port:
+            head, reader, writer = await head_of(port, "m", "default", infer(2048))
+            assert b"transfer-encoding: chunked" in head
+            made = 0
+            while made < len(takers):  # until it stands still
+                made = len(takers)
+                await asyncio.sleep(0.1)
+            assert made < 20
+            assert held_bytes(stand) == 2048 * WIDTH * 4 + WHOLE_BYTES
+            await reader.read(1 << 20)
+            writer.close()
+            while held_bytes(stand):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)

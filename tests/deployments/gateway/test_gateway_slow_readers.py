@@ -18,7 +18,7 @@ from slow_reader import BODY, head_of
 from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 
 OPTIONS = {"base_ms": 0, "embed_width": 250_000}  # an answer of 1 MB
 MODELS = {
@@ -73,7 +73,6 @@ class Reader:
 
 @asynccontextmanager
 async def listening(folder: Path, rate: float = 0.0, **limits: int) -> AsyncIterator[Edge]:
-    whole_response.offer()
     strict_protocol.enforce(30.0, rate)
     try:
         async with standing(MODELS, folder, gateway={"limits": limits}, tenants=TENANTS) as stand:
@@ -85,7 +84,6 @@ async def listening(folder: Path, rate: float = 0.0, **limits: int) -> AsyncIter
     finally:
         strict_protocol.enforce(30.0, 0.0)
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
-        httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
 
 
 async def test_a_place_counts_until_a_large_answer_is_taken_and_others_have_theirs(

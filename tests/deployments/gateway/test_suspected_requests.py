@@ -63,7 +63,7 @@ def notes(folder: Path) -> Iterator[bytes]:
     """What the gateway works on."""
     content = (folder / "notes" / "own.requests").read_bytes()
     slots = (content[at : at + SLOT] for at in range(HEAD, len(content), SLOT))
-    return (slot for slot in slots if any(slot))
+    return (slot for slot in slots if slot[0])
 
 
 def noted(folder: Path) -> bool:

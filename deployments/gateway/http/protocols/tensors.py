@@ -18,7 +18,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Annotated, Any, NamedTuple
@@ -45,15 +45,13 @@ def any_of(*types: Any) -> dict[str, Any]:
     return {"anyOf": [msgspec.json.schema(each) for each in types]}
 
 
-@dataclass(slots=True)
-class Tensor:
+class Tensor(msgspec.Struct):
     name: str
     datatype: str
     data: np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class RowTensor:
+class RowTensor(msgspec.Struct):
     """One output of a request: its rows, and the shape that each of them is padded to."""
 
     name: str
@@ -182,24 +180,22 @@ class RegionOutput:
 External = Sequence[ExternalInput | RegionOutput]
 
 
-@dataclass(slots=True)
-class RequestedOutput:
+class RequestedOutput(msgspec.Struct):
     name: str
     binary: bool = False
     region: RegionOutput | None = None
 
 
-@dataclass(slots=True)
-class InferCall:
+class InferCall(msgspec.Struct):
     """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form;
     `external`: tensors whose bytes are elsewhere, or are to go there; `model`, `version`: where the
     URL does not name them."""
 
     tensors: list[Tensor]
     id: str | None = None
-    outputs: list[RequestedOutput] = field(default_factory=list)
+    outputs: list[RequestedOutput] = msgspec.field(default_factory=list)
     binary_outputs: bool = False
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     external: External = ()
     model: str = ""
     version: str | None = None
@@ -222,8 +218,7 @@ class PredictCall:
     external: External = ()
 
 
-@dataclass(slots=True)
-class EmbeddingsCall:
+class EmbeddingsCall(msgspec.Struct):
     """`texts`, `tokens` or `images` (JPEG or PNG files; exactly one is set), in order; `base64`:
     encoding_format; `prompt`: name of one of the model's prompts; `kind`: what the texts are for,
     as `input_type`; `task`: what the caller takes the model for."""
@@ -251,15 +246,14 @@ class ClassifyCall:
     external: External = ()
 
 
-@dataclass(slots=True)
-class Encoded:
+class Encoded(msgspec.Struct):
     """An answer's body with the headers that belong to its format. `more`: it is the body's
     beginning, and the rest is still to be made; `size`: of both, 0 where it is not known. `status`:
     HTTP's, of a refusal whose format has one of its own."""
 
     body: bytes
     content_type: bytes = b"application/json"
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    headers: list[tuple[bytes, bytes]] = msgspec.field(default_factory=list)
     more: bool = False
     size: int = 0
     status: int = 0

@@ -18,7 +18,7 @@ from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
 from deployments.control.ingress.haproxy_options import MAX_USED, HAProxyOptions
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 from deployments.gateway.tenancy import rates
 
 PLACES = 4
@@ -61,7 +61,6 @@ class Edge:
 @asynccontextmanager
 async def listening(folder: Path) -> AsyncIterator[Edge]:
     limits = {"max_requests": PLACES}
-    whole_response.offer()
     strict_protocol.enforce(30.0)
     try:
         async with (
@@ -75,7 +74,6 @@ async def listening(folder: Path) -> AsyncIterator[Edge]:
             yield edge
     finally:
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
-        httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
 
 
 @pytest.mark.slow  # a real HAProxy

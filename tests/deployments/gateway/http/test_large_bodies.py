@@ -17,7 +17,7 @@ from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
 from deployments.contract.errors import HeadraceError
-from deployments.gateway.http import strict_protocol, whole_response
+from deployments.gateway.http import strict_protocol
 from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.exchange import BINARY_HEADER, Exchange
 from deployments.gateway.http.protocols.tensors import Encoded
@@ -70,7 +70,6 @@ async def listening(answer: Answer = say_size) -> AsyncIterator[Listening]:
         finally:
             exchange.release()
 
-    whole_response.offer()
     strict_protocol.enforce()
     config = uvicorn.Config(app, port=0, log_config=None, http=strict_protocol.StrictProtocol)
     try:
@@ -78,7 +77,6 @@ async def listening(answer: Answer = say_size) -> AsyncIterator[Listening]:
             yield found
     finally:
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
-        httptools_impl.RequestResponseCycle = whole_response._UvicornCycle
 
 
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, bytes]:

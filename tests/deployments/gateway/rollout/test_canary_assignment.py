@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from deployments.contract import errors
 from deployments.contract.rollout.observations import Observations, VersionObservations, step_of
@@ -97,9 +98,9 @@ def test_each_version_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("left_s", "asked_s"), [(10.0, 9.0), (2.0, 1.0), (1.99, 1.99), (0.5, 0.5)])
 def test_the_live_versions_slo_is_kept_back(left_s: float, asked_s: float) -> None:
     assignment, _ = begun()
-    assert assignment.asks(DEMAND._replace(budget_s=left_s), 1.0).budget_s == asked_s
+    assert assignment.asks(replace(DEMAND, budget_s=left_s), 1.0).budget_s == asked_s
     assert assignment.goes_on(LOST)
-    assert assignment.asks(DEMAND._replace(budget_s=left_s), 1.0).budget_s == left_s
+    assert assignment.asks(replace(DEMAND, budget_s=left_s), 1.0).budget_s == left_s
 
 
 @pytest.mark.parametrize(("replicas", "again"), [(1, False), (2, True)])
