@@ -9,7 +9,6 @@ prompt counts at its replica from when it is sent until its first token, or unti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil, inf
 from typing import ClassVar, Final
 
@@ -17,6 +16,7 @@ from routers.api.requests import Replica, ReplicaKind, Request
 from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.generations import GenerationPlan, Generations, RunningGeneration
 from routers.estimates.groups import LengthRange, ReplicaGroup
+from routers.policies.preemption import BegunStreams
 from routers.state.flows import Charge, Flow
 from routers.state.replica_state import BUSY, Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
@@ -254,7 +254,7 @@ class StreamReplicas(ReplicaSet[StreamReplica]):
         return StreamRoom(replica, self.lengths_of(replica), self.longest_beside(replica))
 
 
-class BegunByPriority:
+class BegunByPriority(BegunStreams):
     """Open leases by priority, in the order in which they began. Work: O(1) where one begins or
     ends."""
 
@@ -269,8 +269,7 @@ class BegunByPriority:
         """A lease has closed."""
         self._by_priority.get(lease.rank[1], {}).pop(lease, None)
 
-    def priorities(self) -> Iterable[int]:
-        """The priorities that have an open lease."""
+    def priorities(self) -> list[int]:
         return [each for each, leases in self._by_priority.items() if leases]
 
     def last_begun(self, priority: int) -> StreamLease | None:
@@ -282,6 +281,10 @@ class BegunByPriority:
             if lease.may_stop():
                 return lease
         return None
+
+    def last_sent_at(self, priority: int) -> float:
+        lease = self.last_begun(priority)
+        return -inf if lease is None else lease.sent_at
 
 
 def running_of(
