@@ -18,10 +18,10 @@ from typing import ClassVar, Final
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ReplicaGroup, ReplicaGroups
 from routers.estimates.ratio_histogram import RatioHistogram
+from routers.policies.placement import Placement
 from routers.state.flows import Charge
 from routers.state.lanes import Lane
-from routers.state.ready_replicas import Placement, preference, speed_band
-from routers.state.replica_state import DUE, IDLE, OVERRUN, Lease, ReplicaState
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row
 
@@ -62,7 +62,6 @@ class BatchReplica(ReplicaState["BatchLease"]):
     def __init__(self, spec: Replica, group: ReplicaGroup) -> None:
         super().__init__(spec, group)
         self.isolated_leases = 0  # open leases of rows that travel alone
-        self.finish_at = 0.0  # predicted end of its last lease
         self.last_edge = 0  # bucket of the last lease that it was sent; 0: none yet
         self.answered_at = -inf  # when its last answer came
         self.idle_from = 0.0  # when the batch of that answer had left the device
@@ -90,22 +89,6 @@ class BatchReplica(ReplicaState["BatchLease"]):
     def busy_share(self) -> float:
         """Whether it holds a batch."""
         return 1.0 if self.leases else 0.0
-
-    def place_by_finish(self, now: float) -> tuple[int, float, float]:
-        if not self.leases and self.foreign.until <= now:
-            return IDLE, speed_band(self), preference(self)
-        if self.finish_at >= now:
-            return DUE, self.finish_at, len(self.leases)
-        return OVERRUN, -self.finish_at, len(self.leases)
-
-    def finish_in_s(self, now: float, next_s: float) -> float:
-        own_s = next_s * self.slowdown
-        if not self.leases and self.foreign.until <= now:
-            return own_s
-        return abs(self.finish_at - now) + own_s
-
-    def finishes_at(self) -> float:
-        return self.finish_at
 
     def remains(self) -> bool:
         return not (self.draining or self.unhealthy or self.isolated_leases)

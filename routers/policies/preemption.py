@@ -14,23 +14,20 @@ over too long is never taken back, and no batch is while such a one is due.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import Protocol
-
-from routers.state.replica_state import AnyLease
+from math import inf
 
 
-class BegunStreams(Protocol):
+class BegunStreams:
     """The streams that run, of which some may be stopped."""
 
-    def priorities(self) -> Iterable[int]:
+    @abstractmethod
+    def priorities(self) -> list[int]:
         """The priorities that have an open lease."""
-        ...
 
-    def last_begun(self, priority: int) -> AnyLease | None:
-        """Of the leases of this priority that may be stopped, the one that began last; None where
-        there is none among the latest few."""
-        ...
+    @abstractmethod
+    def last_sent_at(self, priority: int) -> float:
+        """When the lease of this priority was sent that would be stopped: of those that may be, the
+        one that began last; -inf where there is none among the latest few."""
 
 
 class Preemption:
@@ -42,8 +39,9 @@ class Preemption:
         lane `late`, `priority`."""
 
     @abstractmethod
-    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
-        """The stream lease that is stopped, so that its row waits again; None: none is."""
+    def stops(self, begun: BegunStreams, urgent: int) -> int | None:
+        """The priority of which a stream is stopped, so that its row waits again: of those that may
+        be, the one that began last. None: none is."""
 
 
 class LeastUrgent(Preemption):
@@ -55,9 +53,9 @@ class LeastUrgent(Preemption):
     def gives_back(self, late: int, priority: int, urgent: int) -> bool:
         return late > 0 or priority > urgent
 
-    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+    def stops(self, begun: BegunStreams, urgent: int) -> int | None:
         least = max(begun.priorities(), default=0)
-        return begun.last_begun(least) if least > urgent else None
+        return least if least > urgent else None
 
 
 class LeastWorkLost(LeastUrgent):
@@ -65,13 +63,13 @@ class LeastWorkLost(LeastUrgent):
     engine has done for a stream that has no token yet, at most the seconds since it was sent, is
     done twice. Staged batches lose nothing: of those the least urgent gives way."""
 
-    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
-        latest: AnyLease | None = None
+    def stops(self, begun: BegunStreams, urgent: int) -> int | None:
+        found, latest = None, -inf
         for priority in sorted(begun.priorities(), reverse=True):
-            lease = begun.last_begun(priority) if priority > urgent else None
-            if lease is not None and (latest is None or lease.sent_at > latest.sent_at):
-                latest = lease
-        return latest
+            sent_at = begun.last_sent_at(priority) if priority > urgent else -inf
+            if sent_at > latest:
+                found, latest = priority, sent_at
+        return found
 
 
 class Never(Preemption):
@@ -80,5 +78,5 @@ class Never(Preemption):
     def gives_back(self, late: int, priority: int, urgent: int) -> bool:
         return False
 
-    def stops(self, begun: BegunStreams, urgent: int) -> AnyLease | None:
+    def stops(self, begun: BegunStreams, urgent: int) -> int | None:
         return None

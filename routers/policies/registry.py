@@ -31,9 +31,8 @@ from routers.policies.order import (
     FirstCome,
     TokenCounters,
 )
-from routers.policies.placement import FinishFirst, LeastLoaded, Prequal, RoundRobin
+from routers.policies.placement import FinishFirst, LeastLoaded, Placement, Prequal, RoundRobin
 from routers.policies.preemption import LeastUrgent, LeastWorkLost, Never, Preemption
-from routers.state.ready_replicas import Placement
 
 ORDERS: Mapping[str, Callable[[DispatcherSettings], Order]] = {
     "sfq": lambda _: FairQueueing(),

@@ -13,18 +13,20 @@ runs and one is expected at a known time, a request that would be over before is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from routers.api.policies import ARRIVALS, DEADLINES, SHARES, Ranking
 from routers.api.requests import FlowKey, Reason, Request
 from routers.api.settings import DispatcherSettings
-from routers.policies.admission.lateness import has_place, is_over
-from routers.policies.admission.queue_ahead import QueueAhead
-from routers.policies.admission.queue_bound import BoundView, bound_reached
-from routers.policies.admission.types import ADMIT, Newcomer
+from routers.policies.admission.types import ADMIT, LateWork, Newcomer
+from routers.shared.bounds import Bounds, bound_reached, has_place, is_over
 from routers.shared.controllers import Controllers
 from routers.state.flows import Flow
+from routers.state.lanes import Lane
 from routers.state.rejection_cache import CachedRejection, RejectionCache, TimesLeft
 from routers.state.replicas import ReplicaSet
+from routers.state.request_queue import RequestQueue
 from routers.state.rows import TrackedRequest
 
 MIN_RETRY_S: Final = 0.05
@@ -44,6 +46,124 @@ class Rejection:
         self.reason, self.retry_after_s = reason, retry_after_s
 
 
+class QueueAhead:
+    """What does a new request find before it? Makes `Newcomer` records, O(1) in what waits.
+
+    Work that waits for its flow at other gateways counts, as far as reports tell, but at most as
+    much as waits here: gateways take turns with a flow, and a request at the gateway with the least
+    of the flow's work would otherwise always be called late. Where groups of replicas take
+    different lengths, a request finds no replica if none runs that takes its longest row. Work that
+    only a part of the replicas may do counts as much more as that part is smaller than all of them,
+    so that it may be divided by the capacity of all. Urgent work that is too long for the replicas
+    that take the request does not stand before it there. Late work counts alike.
+    """
+
+    def __init__(
+        self, waiting: RequestQueue, replicas: ReplicaSet[Any], *, by_room: bool = False
+    ) -> None:
+        """`by_room`: replicas take requests one by one, as their room allows."""
+        self._waiting = waiting
+        self._flows = waiting.flows
+        self._replicas = replicas
+        self._by_room = by_room
+        # While no replica runs, or none that takes some length: seconds until one is expected, as
+        # last told; 0.0: not known.
+        self.capacity_in_s = 0.0
+
+    def found_by(self, tracked: TrackedRequest, now: float) -> Newcomer:
+        """The request with what it finds; changes nothing."""
+        flow, waiting = tracked.flow, self._waiting
+        slack_s, longest = tracked.latest_start - now, self._longest(tracked)
+        newcomer = Newcomer(tracked, flow, slack_s, self._capacity(longest))
+        if slack_s <= 0.0 or not newcomer.capacity:
+            newcomer.capacity_in_s = self.capacity_in_s
+            return newcomer
+        priority, ranking = flow.priority, self._flows.order.ranking
+        shares = ranking is SHARES
+        is_behind = flow.rows > 0 if shares else self._has_waiting(priority)
+        if is_behind or (self._by_room and not self._replicas.has_ready):
+            # A request without room waits even if its flow has nothing else in the queue.
+            newcomer.before_s = self._before_s(tracked, ranking, longest)
+        if priority:
+            lanes = waiting.on_time[:priority]
+            newcomer.urgent_s = self._sum(lanes, longest) if longest else waiting.urgent_s(priority)
+        newcomer.competing_weight = self._flows.weights[priority] if shares else flow.weight
+        return newcomer
+
+    def late_work(self, tracked: TrackedRequest, left_s: float, *, is_new: bool) -> LateWork:
+        """The late work that there would be with this request. `left_s`: until it expires."""
+        waiting, longest = self._waiting, self._longest(tracked)
+        own_s = 0.0 if tracked.late and not is_new else tracked.cost_s
+        if longest:
+            work_s = self._sum(waiting.late, longest) + own_s * self._counted(longest)(longest)
+        else:
+            work_s = waiting.late_s + own_s
+        return LateWork(work_s, left_s, self._capacity(longest), is_new)
+
+    def _longest(self, tracked: TrackedRequest) -> int:
+        """The edge of its longest row; 0: all replicas take all lengths."""
+        if not self._replicas.groups.bounds:
+            return 0
+        waiting = self._waiting
+        return waiting.edges[waiting.bucket_of(max(tracked.request.lengths))]
+
+    def _capacity(self, longest: int) -> float:
+        """Of all running replicas; 0.0 where none takes rows of this edge."""
+        groups = self._replicas.groups
+        return groups.capacity if not longest or groups.takes(longest) else 0.0
+
+    def _has_waiting(self, priority: int) -> bool:
+        lanes = self._waiting.on_time
+        return priority < len(lanes) and lanes[priority].rows > 0
+
+    def _before_s(self, tracked: TrackedRequest, ranking: Ranking, longest: int) -> float:
+        """Predicted seconds of its flow's work up to and with the request itself. `longest`: the
+        edge of its longest row; 0: all replicas take all lengths."""
+        flow, before_s, lanes = tracked.flow, tracked.cost_s, self._waiting.on_time
+        counted = self._counted(longest) if longest else None
+        if ranking is DEADLINES:
+            # How much of what waits is due earlier is not known without a scan.
+            return before_s * (counted(longest) if counted else 1.0)
+        if ranking is ARRIVALS:
+            ahead = lanes[flow.priority :][:1]
+            if counted is not None:
+                return before_s * counted(longest) + self._sum(ahead, longest)
+            return before_s + sum([lane.waiting_s for lane in ahead])
+        queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
+        if queue is not None:  # None: all that the flow has waiting are rows that travel alone
+            if counted is None:
+                before_s = queue.before_s(tracked.edge, before_s)
+            else:
+                before_s = queue.counted_before_s(longest, before_s, counted)
+        if flow.peer_demand_s > 0.0:
+            before_s += min(before_s, flow.peer_demand_s)
+        return before_s
+
+    def _counted(self, longest: int) -> Callable[[int], float]:
+        """How many times the work of a bucket counts for a request of that length."""
+        groups = self._replicas.groups
+
+        def times(edge: int) -> float:
+            capacity = groups.capacity_for(min(edge, longest))
+            return groups.capacity / capacity if capacity > 0.0 else 1.0
+
+        return times
+
+    def _sum(self, lanes: Sequence[Lane], longest: int) -> float:
+        """Predicted seconds of what waits in the lanes, as it stands before a request of that
+        length: all of it, at all replicas; or what is no longer than a bound, at the replicas that
+        take nothing longer; whichever is less."""
+        groups, counted = self._replicas.groups, self._counted(longest)
+        work = [(e, c.waiting_s) for lane in lanes for e, c in lane.length_classes.items()]
+        least_s = sum([seconds * counted(edge) for edge, seconds in work])
+        for bound in groups.bounds:
+            capacity = groups.capacity_for(longest, bound)
+            if capacity > 0.0:
+                shorter_s = sum([seconds for edge, seconds in work if edge <= bound])
+                least_s = min(least_s, shorter_s * groups.capacity / capacity)
+        return least_s
+
+
 class Admission:
     """The admission to one model's queue."""
 
@@ -51,7 +171,7 @@ class Admission:
         self,
         settings: DispatcherSettings,
         replicas: ReplicaSet[Any],
-        bounds: BoundView,
+        bounds: Bounds,
         *,
         by_room: bool,
     ) -> None:
@@ -121,38 +241,46 @@ class Admission:
                     late_by_s = answer.late_by_s
         if late_by_s > 0.0:
             tracked.late = True
-            return self._judge_late(newcomer, late_by_s, now)
+            return self._judge_late(tracked, late_by_s, newcomer.capacity, now)
         if newcomer.capacity:
             tracked.forecast_s = forecast_s
         return None
 
-    def _judge_late(self, newcomer: Newcomer, late_by_s: float, now: float) -> Rejection | None:
-        tracked = newcomer.tracked
+    def _judge_late(
+        self, tracked: TrackedRequest, late_by_s: float, capacity: float, now: float
+    ) -> Rejection | None:
+        """The same for a request that is late by so much, and finds so much capacity. A rejection
+        is cached."""
         request = tracked.request
-        over_before_s = 0.0 if newcomer.capacity else self._over_before_capacity_s(newcomer, now)
+        over_before_s = 0.0 if capacity else self._over_before_capacity_s(request, now)
         if over_before_s > 0.0:
-            rejection = Rejection(Reason.LATE, self._queue_s(newcomer.capacity))
-            self._cache_rejection(newcomer, over_before_s, rejection, now)
-            return rejection
-        late = self._ahead.late_work(tracked, request.expires - now, is_new=True)
-        if (
-            is_over(request, self._settings, now)
-            or not has_place(tracked.open, tracked.flow, self._waiting, self._settings)
-            or self.controllers.refuse_late(late, now)
-        ):
+            late_by_s, rejection = over_before_s, Rejection(Reason.LATE, self._queue_s(capacity))
+        else:
+            late = self._ahead.late_work(tracked, request.expires - now, is_new=True)
+            if (
+                not is_over(request, self._settings, now)
+                and has_place(tracked.open, tracked.flow, self._waiting, self._settings)
+                and not self.controllers.refuse_late(late, now)
+            ):
+                return None
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
-            self._cache_rejection(newcomer, late_by_s, rejection, now)
-            return rejection
-        return None
+        if tracked.open == 1:
+            edges, gone = [tracked.edge], self._waiting.gone
+            if not (tracked.forecast_edge and capacity):
+                edges = [edge for edge in self._waiting.edges if edge >= tracked.edge]
+            times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
+            cached = CachedRejection(times, late_by_s, rejection.retry_after_s)
+            for edge in edges:
+                self.rejections.keep(tracked.flow.key, edge, cached, gone, now)
+        return rejection
 
-    def _over_before_capacity_s(self, newcomer: Newcomer, now: float) -> float:
+    def _over_before_capacity_s(self, request: Request, now: float) -> float:
         """While no replica runs that takes it: by how many seconds the request is over before one
         is expected; 0.0: not before, or unknown."""
-        if not newcomer.capacity_in_s:
+        if not self.capacity_in_s:
             return 0.0
-        request = newcomer.tracked.request
         until = request.deadline if self._settings.late == "refuse" else request.expires
-        return max(0.0, now + newcomer.capacity_in_s - until)
+        return max(0.0, now + self.capacity_in_s - until)
 
     def cannot_be_served_late(self, tracked: TrackedRequest, now: float) -> bool:
         """Whether the deadline of a queued request has passed and the controllers expect no idle
@@ -164,20 +292,6 @@ class Admission:
         return self.controllers.refuse_late(late, now)
 
     # -- the rejection cache
-
-    def _cache_rejection(
-        self, newcomer: Newcomer, late_by_s: float, rejection: Rejection, now: float
-    ) -> None:
-        tracked = newcomer.tracked
-        if tracked.open != 1:
-            return
-        request, edges = tracked.request, [tracked.edge]
-        if not tracked.forecast_edge or not newcomer.capacity:
-            edges = [edge for edge in self._waiting.edges if edge >= tracked.edge]
-        times = TimesLeft(min(request.deadline, request.expires) - now, request.expires - now)
-        cached = CachedRejection(times, late_by_s, rejection.retry_after_s)
-        for edge in edges:
-            self.rejections.keep(tracked.flow.key, edge, cached, self._waiting.gone, now)
 
     def reject_unread(self, flow: Flow, times: TimesLeft, now: float) -> Rejection | None:
         """The rejection that holds for one row of any length; None: some bucket may let it in. Once
@@ -207,7 +321,8 @@ class Admission:
         let_in = CachedRejection(times, 0.0, 0.0)
         if not groups.capacity or self._by_room:
             return let_in
-        newcomer = self._ahead.found_by(self._hypothetical(flow, edge, times, now), now)
+        tracked = self._hypothetical(flow, edge, times, now)
+        newcomer = self._ahead.found_by(tracked, now)
         if not newcomer.capacity:
             return let_in
         late_by_s = _late_by_s(newcomer)
@@ -216,7 +331,7 @@ class Admission:
                 late_by_s = max(late_by_s, each.judge(newcomer, now).late_by_s)
         if late_by_s <= 0.0:
             return let_in
-        late = self._ahead.late_work(newcomer.tracked, times.expires_s, is_new=True)
+        late = self._ahead.late_work(tracked, times.expires_s, is_new=True)
         if has_place(1, flow, self._waiting, self._settings) and not (
             self.controllers.would_refuse_late(late, now)
         ):

@@ -83,9 +83,9 @@ class Controllers:
 
     def waited(self, tracked: TrackedRequest, now: float, *, taken: bool) -> None:
         """A request that had a forecast goes to a replica (`taken`), or has turned late."""
-        wait_s = now - tracked.queued_at
+        flow, wait_s = tracked.flow, now - tracked.queued_at
         for each in self._hear_waits:
-            each.waited(tracked, wait_s, now, taken=taken)
+            each.waited(flow, tracked, wait_s, now, taken=taken)
 
     def served(
         self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()

@@ -2,7 +2,7 @@
 
 `RequestTable` owns the live requests, the queue and the timers. It is the only place where a
 request enters or leaves the core, so that each leaves once, with all its rows. A late request waits
-behind all that are on time (`policies/admission/lateness.py` says for how long). A request expires
+behind all that are on time (`shared/bounds.py` says for how long). A request expires
 wherever its rows are, queued or at a replica. Rows that come back from a replica keep their age,
 and are queued however full the queue is: its bounds hold for new requests only. The schedulers
 decide which rows are served next.
@@ -20,11 +20,17 @@ from routers.api.requests import FlowWork, Reason, Report, Request
 from routers.api.settings import DispatcherSettings, length_bounds, validate
 from routers.api.snapshot import GenerationSnapshot
 from routers.estimates.groups import LengthRange
-from routers.policies.admission.lateness import is_over, is_refused, keeps_its_place, next_moment
-from routers.policies.admission.queue_bound import BoundView, max_rows
 from routers.policies.registry import ORDERS, PLACEMENTS, check_names
 from routers.shared.admission import Admission, Rejection
 from routers.shared.arrivals import Arrivals
+from routers.shared.bounds import (
+    Bounds,
+    is_over,
+    is_refused,
+    keeps_its_place,
+    max_rows,
+    next_moment,
+)
 from routers.shared.controllers import Controllers
 from routers.shared.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
 from routers.state.flows import Charge, Flows
@@ -104,7 +110,7 @@ class RequestTable:
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self.bounds = BoundView(self.waiting, self.groups, settings)
+        self.bounds = Bounds(self.waiting, self.groups, settings)
         self.admission = Admission(settings, replicas, self.bounds, by_room=by_room)
         self.controllers = self.admission.controllers
         self.served = ServedWork(self.flows, self.controllers, self.admission.rejections)

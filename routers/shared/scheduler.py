@@ -39,9 +39,9 @@ from routers.api.requests import DONE
 from routers.api.settings import DispatcherSettings, validate
 from routers.api.snapshot import Snapshot
 from routers.estimates.cost.model import Coefficients, CostError
-from routers.policies.admission.queue_bound import is_full
 from routers.policies.preemption import Preemption
 from routers.policies.registry import PREEMPTIONS, check_names
+from routers.shared.bounds import is_full
 from routers.shared.endings import Endings, believable
 from routers.shared.health import Ejection, Outliers, Silence, SilenceWatch, Suspension
 from routers.shared.races import Races

@@ -17,7 +17,8 @@ from math import inf
 from typing import Any, Final
 
 from routers.api.policies import Account, Order
-from routers.api.requests import FlowKey, FlowWork, Report
+from routers.api.requests import FlowWork, Report
+from routers.policies.admission.types import FlowView
 from routers.state.offered import MeanWork
 
 _IDLE_FLOWS: Final = 128  # accounts of idle flows that are kept, those furthest above their share
@@ -29,20 +30,12 @@ _PEERS_GONE_S: Final = 10.0
 _VIRTUAL_STALE_S: Final = 1.0
 
 
-class Flow:
+class Flow(FlowView):
     """The account of one tenant at one priority, and sums over its waiting rows."""
-
-    tenant: str
-    priority: int
-    key: FlowKey
-    weight: float
 
     start: float  # start tag of its next row
     credit_s: float  # what it may take before its tag grows
 
-    rows: int  # on-time rows that wait
-    late_rows: int  # late rows that wait
-    live: int  # requests that wait or run
     waiting_s: float  # predicted seconds of its on-time rows that wait
     served_s: float  # measured device seconds that it was ever given here
     peer_demand_s: float  # predicted seconds that wait for it at other gateways
@@ -51,10 +44,7 @@ class Flow:
     claims: bool  # counted among the flows with on-time work waiting, here or elsewhere
     dropped: bool  # its account was dropped while it was idle
     asks: MeanWork  # what its requests take on average
-    # What others keep of it, so that they need not look for it each time; each of them believes
-    # only what is its own: `tenant_shares` of its tenant, and two controllers of admission.
-    share: Any
-    notes: list[Any]
+    share: Any  # what `tenant_shares` keeps of its tenant, so that it need not be looked for
 
     def __init__(
         self,

@@ -9,44 +9,21 @@ each kind and group.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from math import inf, log
+from math import inf
 from typing import Final, Generic, TypeVar
 
-from routers.state.replica_state import DUE, IDLE, SPARE, AnyReplica, Place
+from routers.policies.placement import DUE, IDLE, SPARE, Placement
+from routers.state.replica_state import AnyReplica, Place
 
 _KINDS: Final = 5
 _TRIES: Final = 4  # replicas of one kind that are asked for one batch
-# Replicas whose slowdowns differ by less than this factor take turns
-_SPEED_BAND: Final = log(1.25)
 _IN_TURN: Final = 8  # of so many choices of an idle replica one is made in turn, whatever the order
 _SLACK: Final = 32  # stale entries allowed before a heap is compacted
 
 _T = TypeVar("_T")
 R = TypeVar("R", bound=AnyReplica)
-
-
-class Placement:
-    """Which replica is asked first? A class and no protocol, whose methods cost more compiled."""
-
-    @abstractmethod
-    def place(self, replica: AnyReplica, now: float) -> tuple[int, float, float]:
-        """The kind of a healthy replica (not `SPARE`), and its two keys within that kind, lowest
-        first. The first key of a `DUE` replica is a time, not before `now`; once that has passed,
-        the replica is placed again. The others keep their place until something about them
-        changes."""
-
-    @abstractmethod
-    def score(self, replica: AnyReplica, now: float, batch_s: float) -> float:
-        """Of the first replicas of all kinds, the one with the lowest score is asked. `batch_s`:
-        predicted seconds of the next batch of its group."""
-
-    def answered(self, replica: AnyReplica, now: float) -> None:
-        """The replica has answered a lease and reported what it holds: the one event that a
-        placement learns from."""
-        return
 
 
 class ReadyReplicas(Generic[R]):
@@ -81,7 +58,7 @@ class ReadyReplicas(Generic[R]):
     def place(self, replica: AnyReplica, now: float) -> None:
         """It may take a lease now: find its place, or its new one."""
         if replica.unhealthy:
-            kind, first, second = SPARE, float(len(replica.leases)), replica.finishes_at()
+            kind, first, second = SPARE, float(len(replica.leases)), replica.finish_at
         else:
             kind, first, second = self.placement.place(replica, now)
         kind += replica.group.index * _KINDS
@@ -224,21 +201,3 @@ class ReadyReplicas(Generic[R]):
         if len(heap) > 2 * self._counts[kind] + _SLACK:
             heap[:] = [each for each in heap if each.holds]
             heapify(heap)
-
-
-def leases_in_flight(replica: AnyReplica, now: float) -> float:
-    """Leases that it holds, plus those of other gateways as of its last report until their
-    predicted end."""
-    foreign = replica.foreign.leases if replica.foreign.until > now else 0
-    return float(len(replica.leases) + foreign)
-
-
-def speed_band(replica: AnyReplica) -> float:
-    """Its slowdown, in steps of equal factors: replicas of one band take turns."""
-    return float(round(log(replica.slowdown) / _SPEED_BAND)) if replica.slowdown > 0.0 else 0.0
-
-
-def preference(replica: AnyReplica) -> float:
-    """Which of the idle replicas of one speed band is used next: the one used longest ago, or,
-    where several gateways use them, the first in this gateway's order."""
-    return float(replica.last_used if replica.preference is None else replica.preference)

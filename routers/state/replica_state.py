@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from routers.api.requests import Replica, Report
 from routers.estimates.groups import ReplicaGroup
+from routers.policies.placement import ReplicaView
 from routers.state.flows import Charge
 from routers.state.rows import Row
 
@@ -33,14 +34,6 @@ EJECTED: Final = 4
 """It is slower than its peers; it gets probes only."""
 SILENT: Final = 8
 """It has stopped answering; it gets nothing until it is heard from."""
-
-# The kinds of ready replicas that each group has: the placement says which kind a healthy one is;
-# unhealthy ones are SPARE.
-IDLE: Final = 0
-DUE: Final = 1
-OVERRUN: Final = 2
-BUSY: Final = 3
-SPARE: Final = 4
 
 
 class Place:
@@ -70,20 +63,11 @@ class Place:
 L = TypeVar("L", bound="Lease[Any]")
 
 
-class Foreign:
-    """What other gateways have at a replica, as of its last report."""
-
-    def __init__(self) -> None:
-        self.leases = 0
-        self.until = 0.0  # predicted end of what they have started there
-        self.shared = False  # they hold leases there, or have work waiting for it
-        self.seen_until = 0.0  # until then the replica counts as one that they use
-
-
-class ReplicaState(Generic[L]):
+class ReplicaState(ReplicaView, Generic[L]):
     """One replica as a scheduler sees it."""
 
     def __init__(self, spec: Replica, group: ReplicaGroup) -> None:
+        super().__init__()
         self.spec, self.group = spec, group
         self.leases: dict[int, L] = {}  # open ones by id, the oldest first
         self.held = 0.0  # capacity that they take: slots, or tokens
@@ -95,18 +79,12 @@ class ReplicaState(Generic[L]):
         self.blocked_until = 0.0  # no new lease before, after a busy answer or a loss
         self.wake_at = inf  # when it may next take a lease, where only time is lacking
 
-        self.last_used = 0  # id of the last lease that it was sent
         self.answers = 0  # leases that it has answered
-        self.slowdown = 1.0  # its measured seconds over its group's predictions
         self.load = 0.0  # how busy it is, 0..1, as counted in `ReplicaSet.busy`
         self.transport_s: float | None = None  # moving average; None: nothing measured yet
         self.drift = 0  # leases accounted for less leases held
 
-        self.foreign = Foreign()
         self.place: Place | None = None  # among the ready replicas; None: it is not ready
-        # Its place among the idle replicas of its group, where several gateways each have an order
-        # of their own; None: idle replicas take turns.
-        self.preference: int | None = None
 
     # -- what differs by kind
 
@@ -122,23 +100,6 @@ class ReplicaState(Generic[L]):
     def due_at(self) -> float:
         """When its next lease is due; inf while that is no matter of time."""
 
-    @abstractmethod
-    def busy_share(self) -> float:
-        """How busy it is, 0..1."""
-
-    @abstractmethod
-    def place_by_finish(self, now: float) -> tuple[int, float, float]:
-        """Its kind among the ready replicas, and two keys, by when it finishes its work."""
-
-    @abstractmethod
-    def finish_in_s(self, now: float, next_s: float) -> float:
-        """Predicted seconds until it would have finished a typical lease of its group, of `next_s`
-        seconds, that is sent to it now."""
-
-    def finishes_at(self) -> float:
-        """When its work is predicted to be finished; 0.0: that is not predicted."""
-        return 0.0
-
     def remains(self) -> bool:
         """Whether it goes on serving whatever becomes of the rows that are tried elsewhere."""
         return not (self.draining or self.unhealthy)
@@ -148,6 +109,9 @@ class ReplicaState(Generic[L]):
         """Record that the lease has closed."""
 
     # -- what both have
+
+    def holds(self) -> int:
+        return len(self.leases)
 
     def set_reason(self, reason: int, holds: bool) -> None:
         """The reason holds from now on, or no longer does. To be followed by `refresh`."""

@@ -4,7 +4,7 @@ A replica is *ready* when it has room and its next lease is due, as its kind say
 (`ReplicaState.due_at`). Behind a lease that is far overdue nothing is sent while a healthy replica
 runs: it would wait for the straggler.
 
-Which of the ready replicas is used is the placement's question (`ready_replicas.Placement`). Times
+Which of the ready replicas is used is the placement's question (`policies.placement`). Times
 are seconds on the caller's monotonic clock.
 """
 
@@ -21,7 +21,8 @@ from typing import ClassVar, Final, Generic, TypeVar
 from routers.api.errors import BadSettings
 from routers.api.requests import Replica, ReplicaKind
 from routers.estimates.groups import ANY_LENGTH, LengthRange, ReplicaGroup, ReplicaGroups
-from routers.state.ready_replicas import Placement, ReadyReplicas
+from routers.policies.placement import Placement
+from routers.state.ready_replicas import ReadyReplicas
 from routers.state.replica_state import EJECTED, OVERDUE, SILENT, SUSPECT, AnyReplica
 
 MIN_BLOCK_S: Final = 0.001  # a busy answer that names no time must not cause a busy loop

@@ -4,8 +4,7 @@ There are two lanes a priority: rows that can still meet their deadline, and lat
 seconds are its predicted service time, as of its arrival. Flows and lanes keep sums of them, so
 that no question about waiting work scans what waits.
 
-The queue does not decide: `routers.policies.admission.queue_bound` bounds it, and
-the schedulers say who goes first.
+The queue does not decide: `routers.shared.bounds` bounds it, and the schedulers say who goes first.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from math import inf
 from typing import Protocol
 
 from routers.api.requests import Request
+from routers.policies.admission.types import RequestView
 from routers.state.flows import Flow
 
 
@@ -103,24 +104,16 @@ class Row:
         self.losses += 1
 
 
-class TrackedRequest:
+class TrackedRequest(RequestView):
     """What the core keeps of a request while any of its rows is queued or leased."""
 
     request: Request
     flow: Flow
-    queued_at: float
-    latest_start: float  # its deadline less the usual turnaround of its bucket
-    edge: int  # of its first row's bucket
-    cost_s: float  # predicted service seconds of all its rows, as of its arrival
-    open: int  # rows queued or leased; 0: forgotten
+    edge: int  # of its first row's bucket; `forecast_edge`, where forecasts tell lengths apart
     queued: int  # of the open rows, those that wait
     late: bool  # `latest_start` has passed: it is not expected to meet its deadline
     timer_at: float  # when the passing of time next changes what may become of it
-    # Predicted queue wait, until that has proved true or false. None also for a request that came
-    # late, or while no replica ran.
-    forecast_s: float | None
     rows: tuple[Row, ...]  # () until it may wait
-    forecast_edge: int  # `edge`, where forecasts tell lengths apart; 0: they do not
     work_s: float  # offered work, as `routers.state.offered` prices it
 
     def __init__(

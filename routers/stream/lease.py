@@ -9,7 +9,6 @@ prompt counts at its replica from when it is sent until its first token, or unti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil, inf
 from typing import ClassVar, Final
 
@@ -17,14 +16,13 @@ from routers.api.requests import Replica, ReplicaKind, Request
 from routers.estimates.engine_speed import EngineSpeed
 from routers.estimates.generations import GenerationPlan, Generations, RunningGeneration
 from routers.estimates.groups import LengthRange, ReplicaGroup
+from routers.policies.preemption import BegunStreams
 from routers.state.flows import Charge, Flow
-from routers.state.replica_state import BUSY, Lease, ReplicaState
+from routers.state.replica_state import Lease, ReplicaState
 from routers.state.replicas import ReplicaSet
 from routers.state.rows import Row, TrackedRequest
 
 _SAVED_SHARE: Final = 0.5  # of the room that a replica frees, kept for a row that does not fit yet
-_MUCH_SLOWER: Final = 1.5  # times its group's pace
-_READING: Final = 4096.0  # prompt tokens yet to be read that weigh as much as a full replica
 _MIN_S: Final = 0.001  # a first token is never predicted sooner
 _TRIES: Final = 4  # leases of a priority that are looked at, to find one that may be stopped
 
@@ -60,9 +58,9 @@ class StreamReplica(ReplicaState["StreamLease"]):
 
     def __init__(self, spec: Replica, group: ReplicaGroup, engine: EngineSpeed) -> None:
         super().__init__(spec, group)
+        self.side_by_side = True
         self.engine = engine  # the speed of its group's
-        self.reading = 0.0  # prompt tokens that it has yet to read
-        self.reading_long = 0.0  # of those, tokens of long prompts
+        self.reading_long = 0.0  # of the tokens in `reading`, those of long prompts
         self.read_at = -inf  # when it last finished reading a prompt
         self.saved = 0.0  # room that is kept free for the row `saves_for`, tokens
         self.saves_for: Row | None = None
@@ -90,20 +88,6 @@ class StreamReplica(ReplicaState["StreamLease"]):
         if most:
             full = max(full, len(self.leases) / most)
         return min(1.0, full)
-
-    def place_by_finish(self, now: float) -> tuple[int, float, float]:
-        """By the share of its room that is taken and the prompts that it has yet to read; one that
-        is much slower than its group is penalised by as much."""
-        load = self.busy_share() + self.reading / _READING
-        return BUSY, (1.0 + load) * self._slowdown(), self.last_used
-
-    def finish_in_s(self, now: float, next_s: float) -> float:
-        return next_s * self._slowdown() * (1.0 + self.busy_share())
-
-    def _slowdown(self) -> float:
-        """How many times slower it is taken to be. A small slowdown is as likely due to its prompts
-        as to the replica, and counts as none."""
-        return self.slowdown if self.slowdown > _MUCH_SLOWER else 1.0
 
     # -- its leases
 
@@ -254,7 +238,7 @@ class StreamReplicas(ReplicaSet[StreamReplica]):
         return StreamRoom(replica, self.lengths_of(replica), self.longest_beside(replica))
 
 
-class BegunByPriority:
+class BegunByPriority(BegunStreams):
     """Open leases by priority, in the order in which they began. Work: O(1) where one begins or
     ends."""
 
@@ -269,8 +253,7 @@ class BegunByPriority:
         """A lease has closed."""
         self._by_priority.get(lease.rank[1], {}).pop(lease, None)
 
-    def priorities(self) -> Iterable[int]:
-        """The priorities that have an open lease."""
+    def priorities(self) -> list[int]:
         return [each for each, leases in self._by_priority.items() if leases]
 
     def last_begun(self, priority: int) -> StreamLease | None:
@@ -282,6 +265,10 @@ class BegunByPriority:
             if lease.may_stop():
                 return lease
         return None
+
+    def last_sent_at(self, priority: int) -> float:
+        lease = self.last_begun(priority)
+        return -inf if lease is None else lease.sent_at
 
 
 def running_of(

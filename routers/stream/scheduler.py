@@ -148,7 +148,9 @@ class StreamScheduler(Scheduler[StreamRequests, StreamReplicas, StreamLease]):
                 self._first_tokens.probe(lease, now, actions)
         urgent = requests.most_urgent() if self._preempts else None
         if urgent is not None:
-            stopped = self._preemption.stops(self._first_tokens.begun, urgent)
+            begun = self._first_tokens.begun
+            priority = self._preemption.stops(begun, urgent)
+            stopped = None if priority is None else begun.last_begun(priority)
             if stopped is not None:
                 stopped.recalled = True
                 self._races.counts.preempted += 1

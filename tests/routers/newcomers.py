@@ -7,13 +7,10 @@ from dataclasses import replace
 from routers.api.requests import FlowKey, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.policies.admission.types import Answer, Controller, Newcomer, OnArrival
-from routers.policies.order import FairQueueing
-from routers.state.flows import Flow, Flows
-from routers.state.request_queue import RequestQueue
+from routers.state.flows import Flow
 from routers.state.rows import TrackedRequest
 
 SETTINGS = DispatcherSettings((64,))
-NOTHING = RequestQueue((64,), Flows(FairQueueing()))
 
 
 def tuned(
@@ -55,8 +52,10 @@ def found(
 ) -> Newcomer:
     """What it finds in the queue."""
     slack_s = tracked.latest_start - now
-    newcomer = Newcomer(tracked, NOTHING, tracked.edge, slack_s, capacity)
-    return newcomer.finds(before_s, urgent_s, competing_weight)
+    newcomer = Newcomer(tracked, tracked.flow, slack_s, capacity)
+    newcomer.before_s, newcomer.urgent_s = before_s, urgent_s
+    newcomer.competing_weight = competing_weight
+    return newcomer
 
 
 def ask(controller: OnArrival, newcomer: Newcomer, now: float) -> Answer:

@@ -8,8 +8,8 @@ from routers.api.actions import Abort, Dispatch, Evict, Reject
 from routers.api.requests import LeaseEnd, Reason, Request
 from routers.api.settings import AdmissionParameters, DispatcherSettings
 from routers.estimates.turnaround import Turnaround
-from routers.policies.admission.lateness import has_place, is_over, is_refused, next_moment
 from routers.policies.order import FairQueueing
+from routers.shared.bounds import has_place, is_over, is_refused, next_moment
 from routers.state.flows import Flow, Flows
 from routers.state.request_queue import RequestQueue
 from routers.state.rows import Row, TrackedRequest

@@ -120,8 +120,8 @@ def late(feasibility, given, slack_s=0.08, now=0.0):
 def leaves(feasibility, given, wait_s, now=0.0, slack_s=0.08):
     """It comes, and is taken from the queue after `wait_s`; all in one moment."""
     newcomer = given(slack_s, now)
-    newcomer.tracked.forecast_s = ask(feasibility, newcomer, now).forecast_s
-    feasibility.waited(newcomer.tracked, wait_s, now, taken=True)
+    newcomer.request.forecast_s = ask(feasibility, newcomer, now).forecast_s
+    feasibility.waited(newcomer.flow, newcomer.request, wait_s, now, taken=True)
 
 
 def serve(feasibility, shares, seconds=3.0, batch_s=0.02):

@@ -30,7 +30,8 @@ def sheds(limit, flow, inflight, now):
 
 
 def waited(limit, flow, wait_s, slack_s, now):
-    limit.waited(came(flow, 0.0, slack_s=slack_s), wait_s, now, taken=True)
+    tracked = came(flow, 0.0, slack_s=slack_s)
+    limit.waited(tracked.flow, tracked, wait_s, now, taken=True)
 
 
 def run(limit, share, inflight, since=0.0, seconds=5.0, flow=A, every_s=0.005):

@@ -6,7 +6,7 @@ from routers.api.actions import Dispatch, Evict, Reject
 from routers.api.events import Arrive, PeersServed
 from routers.api.requests import Generation, Reason, Report, Request, Tokens
 from routers.api.settings import GenerationParameters
-from routers.policies.admission.queue_bound import MAX_ROWS, MIN_ROWS, max_rows
+from routers.shared.bounds import MAX_ROWS, MIN_ROWS, max_rows
 
 FAST = ((1, 10, 0.001), (32, 10, 0.001))  # 32,000 rows a second
 SLOW = ((1, 10, 1.0), (32, 10, 1.0))

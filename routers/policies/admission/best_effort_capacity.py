@@ -20,8 +20,7 @@ from typing import Final
 from routers.api.requests import FlowWork
 from routers.api.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.estimates.averages import DecayingRate
-from routers.policies.admission.types import LateWork, OnceLate, window_s
-from routers.state.flows import Flow
+from routers.policies.admission.types import FlowView, LateWork, OnceLate, window_s
 
 _IDLE_SHARE: Final = 0.5  # of what idle moments could serve, that new requests may count on
 _NOISE: Final = 0.02  # an idle share up to this is only the ripple of the average
@@ -50,7 +49,7 @@ class BestEffortCapacity(OnceLate):
         return work_s > self.capacity_s(late.left_s, late.capacity, now)
 
     def served(
-        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[FlowView] = ()
     ) -> None:
         """On-time rows had a replica for so long: from dispatch, or from the end of the lease
         before, to the answer. A batch with on-time and late rows counts whole."""

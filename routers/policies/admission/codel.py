@@ -18,8 +18,7 @@ from typing import Final
 
 from routers.api.requests import FlowKey, FlowWork
 from routers.api.settings import AdmissionParameters, CodelParameters, DispatcherSettings, Mode
-from routers.policies.admission.types import AtTurn
-from routers.state.rows import TrackedRequest
+from routers.policies.admission.types import AtTurn, RequestView
 
 
 @dataclass(slots=True, init=False)
@@ -54,7 +53,7 @@ class Codel(AtTurn):
         self._settings, self._frozen = settings.admission.codel, settings.frozen
 
     def look(
-        self, seen: Watch, tracked: TrackedRequest, wait_s: float, now: float
+        self, seen: Watch, request: RequestView, wait_s: float, now: float
     ) -> tuple[Watch, bool]:
         watch, stands = seen, seen.stands
         if not self._frozen:

@@ -26,12 +26,12 @@ from routers.policies.admission.types import (
     ADMIT,
     FORECAST_NOTE,
     Answer,
+    FlowView,
     Newcomer,
     OnArrival,
+    RequestView,
     window_s,
 )
-from routers.state.flows import Flow
-from routers.state.rows import TrackedRequest
 
 # Of the errors of forecasts:
 QUANTILE: Final = 0.98
@@ -228,10 +228,10 @@ class Feasibility(OnArrival):
             return ADMIT
         if not newcomer.capacity:
             return _while_none_runs(newcomer, now)
-        account = self._known(newcomer.tracked.flow)
+        account = self._known(newcomer.flow)
         if account is None:
             return ADMIT
-        length = account.lengths.get(newcomer.edge) or self._new_length()
+        length = account.lengths.get(newcomer.request.forecast_edge) or self._new_length()
         wait_s = self._wait_s(newcomer, account, now)
         if self._fixed_margin_s is not None:
             counted_s = wait_s + self._fixed_margin_s
@@ -250,17 +250,18 @@ class Feasibility(OnArrival):
         """Note which flows have work waiting at this moment, and which lengths are asked for."""
         if newcomer.slack_s <= 0.0 or not newcomer.capacity:
             return
-        flow = newcomer.tracked.flow
+        flow, edge = newcomer.flow, newcomer.request.forecast_edge
         account = self._known(flow) or self._open(flow.key)
         if not self._frozen:
             account.waits.report(flow.weight if newcomer.before_s > 0.0 else 0.0, now)
             level = self._rivals.get(flow.priority) or self._new_level(flow.priority)
             level.report(newcomer.competing_weight, now)
-        length = account.lengths.get(newcomer.edge) or account.length(newcomer.edge, now)
+        length = account.lengths.get(edge) or account.length(edge, now)
         length.asked_at = now
 
     def told(self, newcomer: Newcomer, answer: Answer, now: float) -> None:
-        length = self._accounts[newcomer.tracked.flow.key].lengths[newcomer.edge]
+        account = self._accounts[newcomer.flow.key]
+        length = account.lengths[newcomer.request.forecast_edge]
         is_late = answer.late_by_s > 0.0 or answer.is_probe
         if not self._frozen:
             length.note(is_late)
@@ -283,7 +284,7 @@ class Feasibility(OnArrival):
             length.note(late=True)
 
     def served(
-        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[Flow] = ()
+        self, work: tuple[FlowWork, ...], now: float, *, late: bool, flows: Sequence[FlowView] = ()
     ) -> None:
         if self._frozen:
             return
@@ -309,17 +310,18 @@ class Feasibility(OnArrival):
             given = self._given[priority] = DecayingRate(self._window_s)
         given.add(seconds, now)
 
-    def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
+    def waited(
+        self, flow: FlowView, request: RequestView, wait_s: float, now: float, *, taken: bool
+    ) -> None:
         """Learn whether its forecast has come true. A request that was taken is given its cost."""
         if self._frozen:
             return
-        flow = tracked.flow
         account = self._known(flow) or self._open(flow.key)
         if taken:
-            account.length(tracked.forecast_edge, now).add(tracked.cost_s, now)
-        forecast_s = tracked.forecast_s
+            account.length(request.forecast_edge, now).add(request.cost_s, now)
+        forecast_s = request.forecast_s
         if self._fixed_margin_s is None and forecast_s is not None:
-            slack_s = tracked.latest_start - tracked.queued_at
+            slack_s = request.latest_start - request.queued_at
             account.error.learn(forecast_s, slack_s, wait_s, now)
 
     def value(self, capacity: float, now: float) -> float:
@@ -345,7 +347,7 @@ class Feasibility(OnArrival):
         before_s, urgent_s = newcomer.before_s, newcomer.urgent_s
         if before_s <= 0.0 and urgent_s <= 0.0:
             return 0.0
-        flow, capacity = newcomer.tracked.flow, newcomer.capacity
+        flow, capacity = newcomer.flow, newcomer.capacity
         priority, weight = flow.priority, flow.weight
         level = self._rivals.get(priority)
         others = (0.0 if level is None else level.value) - account.waits.value
@@ -371,7 +373,7 @@ class Feasibility(OnArrival):
     def _read(self, rate: DecayingRate, now: float) -> float:
         return rate.value if self._frozen else rate.read(now)
 
-    def _known(self, flow: Flow) -> _Account | None:
+    def _known(self, flow: FlowView) -> _Account | None:
         """The flow's account; None: it has none."""
         account: _Account | None = flow.notes[FORECAST_NOTE]
         if account is None or account.owner is not self:
@@ -395,5 +397,5 @@ def _while_none_runs(newcomer: Newcomer, now: float) -> Answer:
     latest start."""
     if not newcomer.capacity_in_s:
         return ADMIT
-    late_by_s = now + newcomer.capacity_in_s - newcomer.tracked.latest_start
+    late_by_s = now + newcomer.capacity_in_s - newcomer.request.latest_start
     return Answer(late_by_s=late_by_s) if late_by_s > 0.0 else ADMIT

@@ -24,11 +24,11 @@ from routers.policies.admission.types import (
     LIMIT_NOTE,
     REFUSE,
     Answer,
+    FlowView,
     Newcomer,
     OnArrival,
+    RequestView,
 )
-from routers.state.flows import Flow
-from routers.state.rows import TrackedRequest
 
 TARGET_SHARE: Final = 0.5  # of its slack that a request should wait at most, on average
 _MIN_GRADIENT: Final = 0.5
@@ -71,7 +71,7 @@ class LearntLimit(OnArrival):
 
     def judge(self, newcomer: Newcomer, now: float) -> Answer:
         """Refuse while as many requests of its flow as the limit wait or run at this gateway."""
-        flow = newcomer.tracked.flow
+        flow = newcomer.flow
         if self._is_fixed:
             limit = self._start
         else:
@@ -80,16 +80,18 @@ class LearntLimit(OnArrival):
         return REFUSE if float(flow.live) >= limit else ADMIT
 
     def came(self, newcomer: Newcomer, now: float) -> None:
-        flow = newcomer.tracked.flow
+        flow = newcomer.flow
         window = self._known(flow) or self._open(flow.key, now)
         if flow.live > window.peak:
             window.peak = flow.live
 
-    def waited(self, tracked: TrackedRequest, wait_s: float, now: float, *, taken: bool) -> None:
+    def waited(
+        self, flow: FlowView, request: RequestView, wait_s: float, now: float, *, taken: bool
+    ) -> None:
         """A request that turned late in the queue has waited all its slack."""
         if self._frozen or self._is_fixed:
             return
-        flow, slack_s = tracked.flow, tracked.latest_start - tracked.queued_at
+        slack_s = request.latest_start - request.queued_at
         window = self._known(flow) or self._open(flow.key, now)
         window.shares += wait_s / slack_s if wait_s < slack_s else 1.0
         window.samples += 1
@@ -128,7 +130,7 @@ class LearntLimit(OnArrival):
         limit = base + _LIMIT_SMOOTHING * (aim - base)
         window.limit = max(float(self._settings.least), min(float(self._settings.most), limit))
 
-    def _known(self, flow: Flow) -> _Window | None:
+    def _known(self, flow: FlowView) -> _Window | None:
         """The flow's window; None: it has none."""
         window: _Window | None = flow.notes[LIMIT_NOTE]
         if window is None or window.owner is not self:

@@ -28,9 +28,9 @@ from routers.batch.scheduler import BatchScheduler
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
 from routers.policies.batching.types import Batching, Choice, leave
+from routers.policies.placement import ReplicaView
 from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
-from routers.state.replica_state import Foreign
 from tests.routers.invariants import check
 
 EDGES = (32, 128, 512)
@@ -337,15 +337,16 @@ def test_earliest_deadline_keeps_tight_deadlines_that_lax_work_waits_before():
 # ---- placement
 
 
-class Cold:
+class Cold(ReplicaView):
     """A replica that holds so much, as a placement sees it."""
 
     def __init__(self, name: str, leases: int, slowdown: float = 1.0, foreign: int = 0) -> None:
-        self.name, self.slowdown, self.last_used = name, slowdown, 0
-        self.leases = dict.fromkeys(range(leases))
-        self.foreign = Foreign()
+        super().__init__()
+        self.name, self.slowdown, self.leases = name, slowdown, leases
         self.foreign.leases, self.foreign.until = foreign, 1.0
-        self.preference: int | None = None
+
+    def holds(self) -> int:
+        return self.leases
 
 
 @pytest.mark.interpreted
@@ -480,8 +481,7 @@ def test_asking_a_controller_changes_no_answer_and_nothing_else(name):
         if isinstance(each, OnceLate):
             yield each.refuses(LateWork(1.0, 1.0, 1.0, True), 0.0)
         if isinstance(each, AtTurn):
-            flow = newcomer.tracked.flow.key
-            yield each.look(each.seen(flow), newcomer.tracked, 9.0, 0.0)
+            yield each.look(each.seen(newcomer.flow.key), newcomer.request, 9.0, 0.0)
 
     (controller,) = full.requests.controllers._by_name.values()
     first = list(asked(controller))
@@ -489,8 +489,8 @@ def test_asking_a_controller_changes_no_answer_and_nothing_else(name):
     for _ in range(5):
         assert list(asked(controller)) == first
     assert full.digest() == before
-    assert newcomer.tracked.forecast_s is None
-    assert not newcomer.tracked.late
+    assert newcomer.request.forecast_s is None
+    assert not newcomer.request.late
 
 
 def test_without_controllers_only_bounds_refuse():

@@ -36,11 +36,12 @@ tenants: {a: {share: 9}, b: {}}
 
 
 class FewRows(OnArrival):
-    """Has the tenant fewer than `MOST` rows waiting, late ones included?"""
+    """Has the flow fewer than `MOST` rows waiting, late ones included?"""
 
     def judge(self, newcomer, now):
-        waiting = newcomer.waiting.rows_of(newcomer.tracked.flow.tenant)
-        return REFUSE if waiting + newcomer.tracked.open > MOST else ADMIT
+        flow = newcomer.flow
+        waiting = flow.rows + flow.late_rows
+        return REFUSE if waiting + newcomer.request.open > MOST else ADMIT
 
 
 @pytest.fixture(autouse=True)
