@@ -21,7 +21,7 @@ from routers.api.settings import DispatcherSettings, length_bounds, validate
 from routers.api.snapshot import GenerationSnapshot
 from routers.estimates.groups import LengthRange
 from routers.policies.registry import ORDERS, PLACEMENTS, check_names
-from routers.shared.admission import Admission, Rejection
+from routers.shared.admission import Admission, Controllers, Rejection
 from routers.shared.arrivals import Arrivals
 from routers.shared.bounds import (
     Bounds,
@@ -31,7 +31,6 @@ from routers.shared.bounds import (
     max_rows,
     next_moment,
 )
-from routers.shared.controllers import Controllers
 from routers.shared.suspects import Suspects, end_reason, may_run_after_failure, may_run_again
 from routers.state.flows import Charge, Flows
 from routers.state.leases import abandon

@@ -14,7 +14,7 @@ from routers.api.settings import (
 )
 from routers.policies.admission.types import LateWork
 from routers.policies.registry import ADMISSIONS
-from routers.shared.controllers import Controllers
+from routers.shared.admission import Controllers
 from tests.routers.newcomers import ask, came, found
 
 A = (0, "a")

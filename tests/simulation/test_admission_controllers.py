@@ -22,7 +22,7 @@ from routers.api.settings import (
     LimitParameters,
     Mode,
 )
-from routers.shared.controllers import Controllers
+from routers.shared.admission import Controllers
 from routers.state.rows import TrackedRequest
 from tests.routers.newcomers import ask, came, found
 
