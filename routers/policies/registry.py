@@ -17,10 +17,8 @@ from routers.policies.admission.codel import Codel
 from routers.policies.admission.feasibility import Feasibility
 from routers.policies.admission.learnt_limit import LearntLimit
 from routers.policies.admission.types import Controller
-from routers.policies.batching.by_arrival import BatchesByArrival
-from routers.policies.batching.by_bucket import BatchesByBucket
-from routers.policies.batching.full import FullBatches
 from routers.policies.batching.ragged import RaggedBatching
+from routers.policies.batching.simple import BatchesByArrival, BatchesByBucket, FullBatches
 from routers.policies.batching.types import Batching
 from routers.policies.edges import EdgePolicy, LeastPadding, LeastSeconds, Quantiles
 from routers.policies.hedging import HedgeDelay, MultipleDelay, QuantileDelay
