@@ -82,8 +82,10 @@ class BatchReplica(ReplicaState["BatchLease"]):
             return inf
         if self.transport_s is None:
             return self.blocked_until
-        head = self.head()
-        running_s = head.predicted_s if head is not None else self.group.batch_s
+        running_s = 0.0
+        if self.foreign.shared:
+            head = self.head()
+            running_s = head.predicted_s if head is not None else self.group.batch_s
         return max(self.finish_at - self.lead_s(running_s), self.blocked_until)
 
     def busy_share(self) -> float:
