@@ -10,7 +10,7 @@ anything start, run this off the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -388,20 +388,20 @@ class GatewayServices:
     def end(self, quota_key: QuotaKey) -> None:
         self._under_way.give(quota_key, 1)
 
-    async def read_body(
-        self, exchange: Exchange, bound: Callable[..., BodyBound], *of: Any
-    ) -> bytes | memoryview:
-        """The whole body, as it was sent. `bound(*of)`: of what the model could take, where a body
-        may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
-        declared = exchange.number(b"content-length")
+    def read_body(
+        self, exchange: Exchange, declared: int | None, bound: Callable[..., BodyBound], *of: Any
+    ) -> Awaitable[bytes | memoryview]:
+        """The whole body, as it was sent. `declared`: its length, by its header; `bound(*of)`: of
+        what the model could take, where a body may be large. Raises as `Exchange.body`, and
+        UnsupportedMedia."""
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self.on_loop_bytes:
-            return await exchange.body(self.limits)
+            return exchange.body(self.limits)
         if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
         limits = self.limits.within(bound(*of))
         exchange.check_length(limits)
-        return await exchange.body(limits)
+        return exchange.body(limits)
 
     async def inflated(
         self,
