@@ -130,7 +130,7 @@ class DirectProtocol(StrictProtocol):
         self._open = rules.connections
         self._rules = rules
         self._source: object = None
-        self._counted = self._trusted = self._stops = self._encrypted = False
+        self._counted = self._trusted = self._encrypted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -213,11 +213,6 @@ class DirectProtocol(StrictProtocol):
     def _has_certificate(self) -> bool:
         found = self.transport.get_extra_info("ssl_object")
         return found is not None and bool(found.getpeercert())
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self._stops and self.cycle is not None:
-            self.cycle.keep_alive = False
 
     def shutdown(self) -> None:
         """The server accepts no more connections."""
