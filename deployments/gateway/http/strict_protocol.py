@@ -65,7 +65,7 @@ _LONGEST_KEPT = 256  # bytes of a URL; callers choose them
 
 def _target(url: bytes) -> Target:
     """Raises httptools.HttpParserInvalidURLError, and UnicodeDecodeError."""
-    return _kept_target(url) if len(url) <= _LONGEST_KEPT else _parsed(url)
+    return _parsed(url) if len(url) > _LONGEST_KEPT or b"?" in url else _kept_target(url)
 
 
 @lru_cache(maxsize=1024)
