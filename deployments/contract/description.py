@@ -39,10 +39,9 @@ class Scheduling:
     crashes: CrashTerms = field(default_factory=CrashTerms)
     max_timeout_s: float = inf  # the longest budget that a caller may ask for
 
-    def budget_s(self, asked_s: float | None) -> float | None:
-        """The budget of a request that brings its own, capped at `max_timeout_s`; None stays
-        None."""
-        return None if asked_s is None else min(asked_s, self.max_timeout_s)
+    def budget_s(self, asked_s: float) -> float:
+        """The budget of a request that brings its own, capped at `max_timeout_s`."""
+        return min(asked_s, self.max_timeout_s)
 
     @property
     def slo_s(self) -> float:

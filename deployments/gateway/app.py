@@ -8,7 +8,7 @@ own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any
 
@@ -122,31 +122,20 @@ class GatewayApp:
         return self._services.under_way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if (
-                self._grpc is not None
-                and scope["raw_path"].startswith(GRPC_PREFIXES)
-                and (
-                    scope.get("http_version") != "1.0"  # which has no trailers
-                )
-            ):
-                call = self._grpc.exchange(scope, receive, send, self._disconnects)
-                await self._http(call, scope["headers"], partial(self._grpc.answer, call))
-                return
-            exchange = Exchange(scope, receive, send, self._disconnects)
-            await self._http(exchange, scope["headers"])
-        elif scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":
             await _lifespan(receive, send)
-        elif scope["type"] == "websocket":
+            return
+        if scope["type"] == "websocket":
             await _refuse_websocket(scope, receive, send)
-
-    async def _http(
-        self,
-        exchange: Exchange,
-        headers: Sequence[tuple[bytes, bytes]],
-        answer: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """`answer`: in place of a route's."""
+            return
+        grpc, call = self._grpc, None
+        if (
+            grpc is not None
+            and scope["raw_path"].startswith(GRPC_PREFIXES)
+            and scope.get("http_version") != "1.0"  # which has no trailers
+        ):
+            call = grpc.exchange(scope, receive, send, self._disconnects)
+        exchange = call or Exchange(scope, receive, send, self._disconnects)
         self._connection(exchange.client)
         try:
             if self._cors is not None:
@@ -156,8 +145,8 @@ class GatewayApp:
                     asked = self._cors.preflight(exchange.headers, exchange.path)
                     await exchange.reply(200, _PREFLIGHT, asked)
                     return
-            self._heads.check(exchange, headers)
-            await (self._route(exchange) if answer is None else answer())
+            self._heads.check(exchange, scope["headers"])
+            await (self._route(exchange) if grpc is None or call is None else grpc.answer(call))
         except errors.CallerLeft:
             pass  # nobody reads an answer
         except errors.HeadraceError as error:
@@ -174,22 +163,21 @@ class GatewayApp:
         finally:
             exchange.release()
 
-    async def _route(self, exchange: Exchange) -> None:
+    def _route(self, exchange: Exchange) -> Awaitable[None]:
+        """Raises NotFound."""
         route = request_head.match(exchange.path)
         if route is None:
             at, why = exchange.prefix, request_head.not_served(exchange.path)
             why = why or f"GET {at}/docs lists the API"
             raise errors.NotFound(f"no such path: {at}{exchange.path}; {why}")
         if exchange.method not in route.methods:
-            await _refuse_method(exchange, route.methods)
-            return
+            return _refuse_method(exchange, route.methods)
         codec = _CODECS.get(route.endpoint)
-        if codec is not None:
-            if exchange.concerns_arrow:
-                codec = _ARROW_CODECS.get(route.endpoint, codec)
-            await self._pipeline.answer(exchange, codec, route.model, route.version)
-        else:
-            await self._page(exchange, route)
+        if codec is None:
+            return self._page(exchange, route)
+        if exchange.concerns_arrow:
+            codec = _ARROW_CODECS.get(route.endpoint, codec)
+        return self._pipeline.answer(exchange, codec, route.model, route.version)
 
     async def _page(self, exchange: Exchange, route: Route) -> None:
         pages = next((each for each in self._others if each.has(route)), self._pages)

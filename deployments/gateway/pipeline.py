@@ -134,13 +134,13 @@ class Pipeline:
         # declared size, a queue that is full or has just rejected a request like this one.
         context.options = exchange.options()
         services.rates.take_request(caller.tenant)
-        exchange.check_length(services.limits)
+        declared = exchange.check_length(services.limits)
         if selection is not None:
             _check_room(context, selection)
         # 5. The body. Its size and the time it takes to arrive are bounded, the size also by what
         # the model could use. It is inflated off the event loop, after 5a.
         bound = self._bound, caller.tenant, selection, codec
-        body = await services.read_body(exchange, *bound)
+        body = await services.read_body(exchange, declared, *bound)
         if not codec.takes_views:
             body = bytes(body)  # which most are
         # 5a. What may have ended another gateway is worked on alone, or refused. Before anything
@@ -243,7 +243,10 @@ class Pipeline:
             context.answered(done.answers, selection.fallback)
             try:
                 description = _description_of_ran(done.description, version, done.answers)
-                encoded, large = await self._encoded(context, codec, call, done, description)
+                if done.size is SMALL_ANSWER:  # as of most
+                    encoded, large = codec.encode(call, done.rows, done.answers, description), None
+                else:
+                    encoded, large = await self._encoded(context, codec, call, done, description)
             except errors.HeadraceError as refusal:
                 if not selection.on_canary:
                     raise

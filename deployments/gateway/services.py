@@ -10,7 +10,7 @@ anything start, run this off the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -207,11 +207,12 @@ class RequestContext:
         its caller gave."""
         if self.generated is not None:
             return self.generated.kept(total_s)
-        scheduling = self.scheduling
+        scheduling, budget_s = self.scheduling, self.options.budget_s
         if scheduling is None:
             return False
-        budget_s = scheduling.budget_s(self.options.budget_s)
-        return total_s <= (scheduling.slo_s if budget_s is None else budget_s)
+        if budget_s is None:
+            return total_s <= scheduling.slo_s
+        return total_s <= scheduling.budget_s(budget_s)
 
     def age_s(self) -> float:
         return perf_counter() - self.exchange.arrived
@@ -251,14 +252,15 @@ def queue_request(
     assert context.caller is not None
     tenant, options = context.caller.tenant, context.options
     spent_s = perf_counter() - context.exchange.arrived
-    budget_s = scheduling.budget_s(options.budget_s)
     session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
-    due_s = scheduling.slo_s if budget_s is None else budget_s
-    if scheduling.core.generation is not None and budget_s is not None:
-        due_s = min(scheduling.slo_s, budget_s)  # its first token is due before all of its answer
+    if options.budget_s is None:
+        due_s, budget_s = scheduling.slo_s, scheduling.timeout_s
+    else:
+        due_s = budget_s = scheduling.budget_s(options.budget_s)
+        if scheduling.core.generation is not None:
+            due_s = min(scheduling.slo_s, due_s)  # its first token is due before all of its answer
     # Sessions of different tenants are different, whatever their callers name them.
     own_session = f"{tenant.name}/{session}" if session else ""
-    budget_s = scheduling.timeout_s if budget_s is None else budget_s
     return QueueRequest(
         tenant.name, context.caller.rank, due_s - spent_s, budget_s - spent_s, tenant.weight,
         tenant.max_queue_rows, own_session, options.repeatable,
@@ -388,20 +390,20 @@ class GatewayServices:
     def end(self, quota_key: QuotaKey) -> None:
         self._under_way.give(quota_key, 1)
 
-    async def read_body(
-        self, exchange: Exchange, bound: Callable[..., BodyBound], *of: Any
-    ) -> bytes | memoryview:
-        """The whole body, as it was sent. `bound(*of)`: of what the model could take, where a body
-        may be large. Raises as `Exchange.body`, and UnsupportedMedia."""
-        declared = exchange.number(b"content-length")
+    def read_body(
+        self, exchange: Exchange, declared: int | None, bound: Callable[..., BodyBound], *of: Any
+    ) -> Awaitable[bytes | memoryview]:
+        """The whole body, as it was sent. `declared`: its length, by its header; `bound(*of)`: of
+        what the model could take, where a body may be large. Raises as `Exchange.body`, and
+        UnsupportedMedia."""
         encoding = exchange.encoding
         if encoding == b"identity" and declared is not None and declared <= self.on_loop_bytes:
-            return await exchange.body(self.limits)
+            return exchange.body(self.limits)
         if encoding not in COMPRESSIONS and encoding != b"identity":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip, deflate or identity")
         limits = self.limits.within(bound(*of))
         exchange.check_length(limits)
-        return await exchange.body(limits)
+        return exchange.body(limits)
 
     async def inflated(
         self,

@@ -42,6 +42,8 @@ CACHES = {
     "deployments/gateway/http/protocols/json_body.py": "decoders, by bounds that models set",
     "deployments/gateway/http/protocols/tensors.py": "decoders, by datatype and depth",
     "deployments/gateway/http/request_head.py": "parsed paths, some microseconds",
+    "deployments/gateway/http/strict_protocol.py": "parsed paths, a microsecond",
+    "deployments/gateway/http/direct_protocol.py": "whether paths are refused, microseconds",
     "deployments/gateway/tenancy/fair_thread_pool.py": QUEUE,
     "deployments/gateway/queues/lost_replicas.py": "meant for all: what ends replicas is refused",
     "deployments/gateway/queues/connections.py": NO_INPUT,

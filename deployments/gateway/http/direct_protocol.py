@@ -17,6 +17,7 @@ import re
 import resource
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -39,12 +40,13 @@ _FEWEST = 100
 _LAST_S = 1.0  # for an idle connection, when the server stops
 _WHOLE_BYTES = 16_384  # of a body, which is waited for
 _HEALTH = b"/-/healthz"  # that Kubernetes' and load balancers' checks ask
-_ODD_NAME = re.compile(rb"[^0-9a-z-]")
+_NAME = b"0123456789abcdefghijklmnopqrstuvwxyz-"
 _REFUSED_PATH = re.compile(
     rb"/\.\.?(/|$)|//|%(2[ef]|5c|00)|%(?![0-9a-f]{2})|^/%2d/|^/-/(?-i:(?!healthz$))|^(?!/)",
     re.IGNORECASE,
 )
 _OPERATORS = b"/admin"
+_LONGEST_KEPT = 256
 
 
 class Connections:
@@ -128,7 +130,7 @@ class DirectProtocol(StrictProtocol):
         self._open = rules.connections
         self._rules = rules
         self._source: object = None
-        self._counted = self._trusted = self._stops = self._encrypted = False
+        self._counted = self._trusted = self._encrypted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -147,19 +149,19 @@ class DirectProtocol(StrictProtocol):
         super().connection_lost(exc)
 
     def check_head(self) -> None:
-        names = {name for name, _ in self.headers}
-        if names & forwarded.NAMES:
+        fields = dict(self.headers)
+        if not forwarded.NAMES.isdisjoint(fields):
             self._take_proxies_word()
         if self._encrypted and all(name != forwarded.PROTO for name, _ in self.headers):
             self.headers.append((forwarded.PROTO, b"https"))
         if self._rules.path_prefix:
             self._take_prefix_off()
         path = self._path()
-        if _ODD_NAME.search(b"".join(names)):
+        if b"".join(fields).translate(None, _NAME):
             raise errors.BadRequest("a header's name may have letters, digits and dashes")
-        if b"host" not in names and path != _HEALTH:  # a load balancer's check may be of HTTP/1.0
+        if b"host" not in fields and path != _HEALTH:  # a load balancer's check may be of HTTP/1.0
             raise errors.BadRequest("a request must name its Host")
-        if _REFUSED_PATH.search(path):
+        if _is_refused(path):
             raise errors.NotFound("no such path")
         if (
             self._rules.operators_certificate
@@ -212,11 +214,6 @@ class DirectProtocol(StrictProtocol):
         found = self.transport.get_extra_info("ssl_object")
         return found is not None and bool(found.getpeercert())
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self._stops and self.cycle is not None:
-            self.cycle.keep_alive = False
-
     def shutdown(self) -> None:
         """The server accepts no more connections."""
         self._stops = True
@@ -228,6 +225,20 @@ class DirectProtocol(StrictProtocol):
     def _close_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+
+
+def _is_refused(path: bytes) -> bool:
+    """Callers choose paths: long ones are not kept."""
+    return _kept_refusal(path) if len(path) <= _LONGEST_KEPT else _has_refused(path)
+
+
+@lru_cache(maxsize=1024)
+def _kept_refusal(path: bytes) -> bool:
+    return _has_refused(path)
+
+
+def _has_refused(path: bytes) -> bool:
+    return _REFUSED_PATH.search(path) is not None
 
 
 def _is_operators(path: bytes) -> bool:

@@ -163,11 +163,13 @@ class Exchange:
         # Nothing real is longer, and Python refuses to read thousands of digits.
         return int(raw) if len(raw) <= _MAX_DIGITS else 10**_MAX_DIGITS
 
-    def check_length(self, limits: BodyLimits) -> None:
-        """Refuses by header alone: a declared length over the bound, or one that is no length."""
+    def check_length(self, limits: BodyLimits) -> int | None:
+        """The declared length, None without one. Refuses by header alone: a length over the bound,
+        or one that is no length."""
         declared = self.number(b"content-length")
         if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits)
+        return declared
 
     @property
     def has_tensors(self) -> bool:
@@ -334,13 +336,13 @@ class Exchange:
             raise errors.BadRequest(f"{name.decode()} must be a positive number")
         return value
 
-    async def reply(
+    def reply(
         self,
         status: int,
         answer: Encoded,
         headers: list[tuple[bytes, bytes]] | None = None,
         room: BodyRoom | None = None,
-    ) -> None:
+    ) -> Awaitable[None]:
         """`room`: where a large answer is to count until it is taken. Raises Overloaded, having
         sent nothing, where it has no place there."""
         if len(answer.body) > UNCOUNTED_BYTES and self.is_direct and room is not None:
@@ -348,7 +350,7 @@ class Exchange:
                 room.check(self.quota_key, len(answer.body) - self._answer_bytes, self._held_bytes)
             self.is_large = True
         self.replied = True
-        await self._send_whole(status, answer, headers or ())
+        return self._send_whole(status, answer, headers or ())
 
     async def refuse(
         self,
@@ -364,17 +366,21 @@ class Exchange:
         await self.reply(status, answer, headers)
         return status
 
-    async def _send_whole(
+    def _send_whole(
         self, status: int, answer: Encoded, headers: Iterable[tuple[bytes, bytes]]
-    ) -> None:
+    ) -> Awaitable[None]:
         head = self._head(answer, headers, (b"content-length", b"%d" % len(answer.body)))
         close = self._closes()
         body = b"" if self.method == "HEAD" else answer.body
         if self._cycle is not None:
-            await self._cycle.answer(status, head, body, close=close)
-            return
+            return self._cycle.answer(status, head, body, close=close)
         if close:
             head.append((b"connection", b"close"))
+        return self._send_messages(status, head, body)
+
+    async def _send_messages(
+        self, status: int, head: list[tuple[bytes, bytes]], body: bytes
+    ) -> None:
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body})
 

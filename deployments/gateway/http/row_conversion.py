@@ -146,7 +146,9 @@ def split(call: InferCall, d: ModelDescription) -> Rows:
             }
     inputs = {
         name: RowColumn(
-            specs[name].datatype, list(data.reshape(count, -1)), [data.shape[1:]] * count
+            specs[name].datatype,
+            list(data.reshape(count, -1)) if count > 1 else [data.reshape(-1)],
+            [data.shape[1:]] * count,
         )
         for name, data in dense.items()
     }

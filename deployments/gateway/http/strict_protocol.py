@@ -65,7 +65,7 @@ _LONGEST_KEPT = 256  # bytes of a URL; callers choose them
 
 def _target(url: bytes) -> Target:
     """Raises httptools.HttpParserInvalidURLError, and UnicodeDecodeError."""
-    return _kept_target(url) if len(url) <= _LONGEST_KEPT else _parsed(url)
+    return _parsed(url) if len(url) > _LONGEST_KEPT or b"?" in url else _kept_target(url)
 
 
 @lru_cache(maxsize=1024)
@@ -105,6 +105,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._untaken = 0
         self._idle_since: float | None = None  # on the loop's clock; None: it is not
         self._refused = False
+        self._stops = False  # the server does
         self._last_word: errors.HeadraceError | None = None
         self.url = b""
 
@@ -215,22 +216,20 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 self._say(error)
 
     def on_response_complete(self) -> None:
-        self._answered()
-        if self._last_word is not None and self.cycle.response_complete:
-            self._say(self._last_word)
-
-    def _answered(self) -> None:
         """As uvicorn does it, but for its timer, which it makes anew with each answer (3 us)."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-            return
-        self._idle_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._close_idle_in(self.timeout_keep_alive)
+        else:
+            self._idle_since = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._close_idle_in(self.timeout_keep_alive)
+        if self._last_word is not None and self.cycle.response_complete:
+            self._say(self._last_word)
 
     def _close_idle_in(self, seconds: float) -> None:
         handler = self.timeout_keep_alive_handler
@@ -311,7 +310,8 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self.cycle = WholeResponseCycle(
             scope, self.transport, self.flow, self.logger, self.access_logger, self.access_log,
             self.server_state.default_headers, asyncio.Event(), self.expect_100_continue,
-            version != "1.0" and self.parser.should_keep_alive(), self.on_response_complete,
+            version != "1.0" and not self._stops and self.parser.should_keep_alive(),
+            self.on_response_complete,
         )  # fmt: skip
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)

@@ -27,12 +27,10 @@ Headers = Iterable[tuple[bytes, bytes]]
 class WholeResponseCycle(_UvicornCycle):
     """One request and its answer. ASGI's `http.response.trailers` ends an answer in chunks."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._has_length = True
-        self.keeps = False
-        self._told_bytes = 0  # of the body that is kept
-        self.due_bytes = 0  # of the body, which the connection need not parse
+    _has_length = True
+    keeps = False
+    _told_bytes = 0  # of the body that is kept
+    due_bytes = 0  # of the body, which the connection need not parse
 
     def take_whole(self) -> bytes | None:
         """The body, where all of it is there; None: ask for its messages."""
@@ -40,7 +38,8 @@ class WholeResponseCycle(_UvicornCycle):
             return None
         if self.waiting_for_100_continue:
             return None
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         self.message_event.clear()
         body, self.body = bytes(self.body), bytearray()
         return body

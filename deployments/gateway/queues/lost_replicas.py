@@ -64,37 +64,34 @@ class UnexplainedLosses:
 
     def __init__(self) -> None:
         self.accused: dict[str, dict[str, float]] = {}
-        self._losses: OrderedDict[str, _Loss] = OrderedDict()  # by replica, the oldest first
+        self.losses: OrderedDict[str, _Loss] = OrderedDict()  # by replica, the oldest first
         self._replicas: dict[bytes, set[str]] = {}  # that a row was lost with
-
-    def __bool__(self) -> bool:
-        return bool(self._losses)
 
     def lost(self, replica_id: str, rows: Iterable[LostRow], now: float) -> None:
         """These rows were on the replica, besides those said before."""
-        loss = self._losses.setdefault(replica_id, _Loss(now))
+        loss = self.losses.setdefault(replica_id, _Loss(now))
         for row in rows:
             loss.unanswered.setdefault(row.key, row)
             self._replicas.setdefault(row.key, set()).add(replica_id)
         self._judge(replica_id, loss)
         if not loss.unanswered:
-            del self._losses[replica_id]
-        if len(self._losses) > _MAX_LOSSES:
-            self._forget(next(iter(self._losses)))
+            del self.losses[replica_id]
+        if len(self.losses) > _MAX_LOSSES:
+            self._forget(next(iter(self.losses)))
 
     def answered(self, key: bytes) -> None:
         """So it was not what ended the replicas that it was on."""
         for replica_id in self._replicas.pop(key, ()):
-            loss = self._losses[replica_id]
+            loss = self.losses[replica_id]
             del loss.unanswered[key]
             self._judge(replica_id, loss)
             if not loss.unanswered:
-                del self._losses[replica_id]
+                del self.losses[replica_id]
 
     def sweep(self, before: float) -> None:
         """Forgets what was lost until then."""
-        while self._losses and next(iter(self._losses.values())).at <= before:
-            self._forget(next(iter(self._losses)))
+        while self.losses and next(iter(self.losses.values())).at <= before:
+            self._forget(next(iter(self.losses)))
 
     def _judge(self, replica_id: str, loss: _Loss) -> None:
         self._discharge(replica_id, loss)
@@ -115,7 +112,7 @@ class UnexplainedLosses:
         loss.accused = ""
 
     def _forget(self, replica_id: str) -> None:
-        loss = self._losses.pop(replica_id)
+        loss = self.losses.pop(replica_id)
         self._discharge(replica_id, loss)
         for key in loss.unanswered:
             self._replicas[key].discard(replica_id)
@@ -300,7 +297,7 @@ class PoisonTracker:
 
     def __bool__(self) -> bool:
         """Whether anything is known of anybody, so that newcomers must be looked at."""
-        return bool(self._rows or self._spent or self.elsewhere or self._unexplained)
+        return bool(self._rows or self._spent or self._unexplained.losses or self.elsewhere)
 
     # ---- what this gateway sees ---------------------------------------------------------------
 
@@ -372,7 +369,7 @@ class PoisonTracker:
         """Its replica lives: none of these has ended another. Only rows of requests that were sent
         before can have been lost: to look at every row of every batch would take milliseconds of
         the loop."""
-        if not self._unexplained:
+        if not self._unexplained.losses:
             return
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
             if pending.sent_again:

@@ -183,6 +183,5 @@ def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:
 ])  # fmt: skip
 def test_a_callers_own_time_is_bounded_by_the_models(slo: dict[str, float], max_s: float) -> None:
     plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic", "slo": slo}))
-    assert plan.budget_s(None) is None
     assert plan.budget_s(max_s / 2) == max_s / 2
     assert plan.budget_s(max_s) == plan.budget_s(950_400.0) == max_s

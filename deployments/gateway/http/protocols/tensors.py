@@ -306,7 +306,7 @@ def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int])
     if dtype.kind != "O" and json_body.is_long(data) and json_body.is_array(data):
         return _from_long_json(data, name, datatype, tuple(shape))
     try:
-        values = json_body.integers(_decoder(dtype, 1), data)
+        values = json_body.integers(_decoder(datatype, 1), data)
     except json_body.DECODE_ERRORS as error:
         return _from_nested(data, name, datatype, shape, error)
     if len(values) != count:
@@ -321,7 +321,7 @@ def row_from_json(data: msgspec.Raw, name: str, datatype: str, rank: int) -> Arr
         long = _LongTensor(name, datatype, f"Input '{name}' ({datatype})", "value")
         return long.read(data, (json_body.elements(data),))
     try:
-        values = json_body.integers(_row_decoder(dtype, rank), data)
+        values = json_body.integers(_row_decoder(datatype, rank), data)
     except json_body.DECODE_ERRORS as error:
         raise json_body.element(error, f"Input '{name}' ({datatype})", "value") from None
     array = _array(values, name, dtype, datatype)
@@ -337,7 +337,7 @@ def _from_nested(
     if len(shape) == 1 or not _NESTED.match(memoryview(data)):
         raise json_body.element(flat, f"Tensor '{name}' ({datatype})") from None
     try:
-        values = json_body.integers(_decoder(dtype, len(shape)), data)
+        values = json_body.integers(_decoder(datatype, len(shape)), data)
     except json_body.DECODE_ERRORS as error:
         raise json_body.element(error, f"Tensor '{name}' ({datatype})") from None
     array = _array(values, name, dtype, datatype)
@@ -381,7 +381,7 @@ class _LongTensor:
 
     def _fill(self, target: Array, data: msgspec.Raw) -> None:
         if not json_body.is_long(data):
-            values = json_body.integers(_decoder(self._dtype, target.ndim), data)
+            values = json_body.integers(_decoder(self._datatype, target.ndim), data)
             self._put(target, values)
         elif target.ndim == 1:
             self._fill_row(target, data)
@@ -419,13 +419,14 @@ def _misnested(name: str, shape: Sequence[int]) -> BadRequest:
 
 
 @cache
-def _decoder(dtype: np.dtype[Any], depth: int) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_nested(_KINDS[dtype.kind], depth))
+def _decoder(datatype: str, depth: int) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_nested(_KINDS[DTYPES[datatype].kind], depth))
 
 
 @cache
-def _row_decoder(dtype: np.dtype[Any], depth: int) -> msgspec.json.Decoder[Any]:
-    kind = str | Base64Bytes if dtype.kind == "O" else _KINDS[dtype.kind]
+def _row_decoder(datatype: str, depth: int) -> msgspec.json.Decoder[Any]:
+    of = DTYPES[datatype].kind
+    kind = str | Base64Bytes if of == "O" else _KINDS[of]
     return msgspec.json.Decoder(_nested(kind, depth))
 
 
