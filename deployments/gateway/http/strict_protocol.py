@@ -134,7 +134,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         self._got_body, before = False, self.scope
-        self._idle_since = None
+        idle_since, self._idle_since = self._idle_since, None
         try:
             self._parse(data)
         except httptools.HttpParserError as fault:
@@ -143,6 +143,8 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 said = errors.BadRequest("the request is malformed")
             self._refuse(said)
             return
+        if self.scope is before:  # no request begins: the rest of an answered one's body, if any
+            self._idle_since = idle_since
         if self._has_head():
             if self._deadline is not None:
                 self._stop_clock()

@@ -91,10 +91,10 @@ class CanaryAssignment:
         if canary is None or self.pinned:
             return demand
         self._repeatable = demand.repeatable and canary.description.scheduling.retry
-        budget_s = demand.budget_s
+        _, left_s = demand.left_at(monotonic())  # some has passed since it was made
         return replace(
             demand,
-            budget_s=budget_s - slo_s if budget_s >= 2 * slo_s else budget_s,
+            budget_s=demand.budget_s - (slo_s if left_s >= 2 * slo_s else 0.0),
             repeatable=demand.repeatable and canary.replicas > 1,
         )
 

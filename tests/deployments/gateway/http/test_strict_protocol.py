@@ -14,6 +14,8 @@ from uvicorn.protocols.http import auto, httptools_impl
 from uvicorn_server import serving
 
 from deployments.gateway.http import strict_protocol
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.protocols.tensors import Encoded
 from deployments.gateway.http.strict_protocol import MAX_HEAD_BYTES, MAX_HEADERS
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
@@ -327,6 +329,22 @@ async def test_a_client_that_sends_no_more_gets_the_answer_that_was_written(port
         async with asyncio.timeout(5.0):
             assert status(await reader.read()) == b"200"
         writer.close()
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"abc"], ids=["an empty line", "the body"])
+async def test_what_comes_behind_an_answer_and_is_no_request_keeps_no_connection(rest: bytes):
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await Exchange(scope, receive, send).reply(429, Encoded(b"no"))
+
+    strict_protocol.enforce()
+    config = uvicorn.Config(early, port=0, lifespan="off", log_config=None, timeout_keep_alive=1)
+    more = b"content-length: 3\r\n\r\n" if rest == b"abc" else b"\r\n"
+    try:
+        async with serving(config) as port:
+            head = b"POST / HTTP/1.1\r\nhost: x\r\n" + more
+            assert status(await said(port, head, rest, pause_s=0.2)) == b"429"
+    finally:
+        auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
 
 
 async def test_a_refused_request_that_waits_for_a_go_ahead_holds_up_nobody_elses_answer() -> None:

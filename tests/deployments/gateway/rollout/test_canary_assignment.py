@@ -103,6 +103,15 @@ def test_the_live_versions_slo_is_kept_back(left_s: float, asked_s: float) -> No
     assert assignment.asks(replace(DEMAND, budget_s=left_s), 1.0).budget_s == left_s
 
 
+def test_time_that_a_slow_body_took_is_not_left_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "monotonic", lambda: 100.0)
+    assignment, _ = begun()
+    asked = assignment.asks(replace(DEMAND, at=91.5), 1.0)  # 1.5 s of 10 are left
+    assert asked.left_at(100.0)[1] == 1.5
+    asked = assignment.asks(replace(DEMAND, at=92.0), 1.0)
+    assert asked.left_at(100.0)[1] == 1.0
+
+
 @pytest.mark.parametrize(("replicas", "again"), [(1, False), (2, True)])
 def test_a_loss_is_tried_again_where_the_canary_has_another_replica(
     replicas: int, again: bool
