@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from deployments.settings.gone import GONE
-from routers.policies.registry import KINDS, modeless
+from routers.policies.registry import KINDS, fault_of, modeless
 from yaml_document.section import Section, listed, off_is_a_word, wrong
 
 
@@ -138,9 +138,9 @@ class CrashSettings(Section):
 
 
 def _known(kind: str, name: str) -> str:
-    """Raises ValueError for a name that the registry does not have."""
-    if name not in KINDS[kind]:
-        raise ValueError(f"must be one of {', '.join(KINDS[kind])}, got {name!r}")
+    """Raises ValueError for a name that the registry does not have, or whose class is not whole."""
+    if fault := fault_of(kind, name):
+        raise ValueError(fault)
     return name
 
 

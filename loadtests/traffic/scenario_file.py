@@ -6,6 +6,7 @@ says is checked as if it stood in the file. It opens the file itself and nothing
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,12 +51,20 @@ def located(path: Path) -> Path:
 def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> Scenario:
     """`changes`: `dotted.path=value`, the value in YAML. `trace`: a recording that all tenants'
     requests come from instead. Raises ScenarioErrors."""
+    if path == Path(path.name) and not path.exists():
+        raise ScenarioErrors(f"{path}: is no file, and no scenario of ours{_near(path.name)}")
     document = _read(path, SCENARIO)
     if trace is not None:
         _replay(document.data, trace)
     for each in changes:
         change(document.data, each)
     return _checked(Scenario, document)
+
+
+def _near(name: str) -> str:
+    names = sorted(each.stem for each in SHIPPED.glob("*.yaml"))
+    close = difflib.get_close_matches(name, names, 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else f"; ours stand in {SHIPPED}"
 
 
 def check(data: Any) -> Scenario:

@@ -16,7 +16,7 @@ from routers.policies.admission.best_effort_capacity import BestEffortCapacity
 from routers.policies.admission.codel import Codel
 from routers.policies.admission.feasibility import Feasibility
 from routers.policies.admission.learnt_limit import LearntLimit
-from routers.policies.admission.types import Controller
+from routers.policies.admission.types import AtTurn, Controller, OnArrival, OnceLate
 from routers.policies.batching.ragged import RaggedBatching
 from routers.policies.batching.simple import BatchesByArrival, BatchesByBucket, FullBatches
 from routers.policies.batching.types import Batching
@@ -84,17 +84,43 @@ SEVERAL: Final = frozenset({"admission"})
 """Kinds of which settings name any number of policies; those answer in the order named."""
 
 
+_QUESTIONS: Final[tuple[tuple[type, tuple[str, ...]], ...]] = (
+    (Order, ("tag", "charged", "refunded", "entered", "next_virtual", "is_far_ahead")),
+    (Batching, ("choose",)),
+    (Placement, ("place", "score")),
+    (OnArrival, ("judge",)),
+    (OnceLate, ("refuses",)),
+    (AtTurn, ("look",)),
+    (HedgeDelay, ("delay_s",)),
+    (Preemption, ("gives_back", "stops")),
+)
+"""What a class of each kind has to answer itself. Its base class has these methods too, but they
+answer nothing, and `abc` is not used here (`policies/admission/types.py`)."""
+
+
+def fault_of(kind: str, name: str) -> str:
+    """What is wrong with a name that settings have for this kind of policy; "": nothing."""
+    known = KINDS[kind]
+    if name not in known:
+        return f"must be one of {', '.join(known)}, got {name!r}"
+    policy = known[name]
+    if isinstance(policy, type):
+        for base, methods in _QUESTIONS:
+            for method in methods if issubclass(policy, base) else ():
+                if getattr(policy, method) is getattr(base, method):
+                    return f"{name!r} cannot be used: {policy.__name__} lacks the method {method}"
+    return ""
+
+
 def check_names(settings: DispatcherSettings) -> None:
-    """Raises `BadSettings` if a name is not known or stands twice, or if `admission.modes` names a
-    controller whose mode is set elsewhere."""
-    for kind, known in KINDS.items():
+    """Raises `BadSettings` if a name is not known or stands twice, if its class is not whole, or if
+    `admission.modes` names a controller whose mode is set elsewhere."""
+    for kind in KINDS:
         value = getattr(settings.policies, kind)
         names = value if kind in SEVERAL else (value,)
         for name in names:
-            if name not in known:
-                raise BadSettings(
-                    f"policies.{kind} must be one of {', '.join(known)}, got {name!r}"
-                )
+            if fault := fault_of(kind, name):
+                raise BadSettings(f"policies.{kind} {fault}")
         if len(set(names)) < len(names):
             raise BadSettings(f"policies.{kind} names one twice: {', '.join(names)}")
     for name, _ in settings.admission.modes:

@@ -195,3 +195,14 @@ def test_manual_page_is_written_from_the_format():
     assert scenario_page.PAGE.read_text() == text
     for name in ("arrivals", "bursts.every_s", "retry.attempts", "slow[].factor"):
         assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("raged-mix", "did you mean ragged-mix?"), ("xyz", "ours stand in .*scenarios")],
+)
+def test_a_name_that_is_neither_file_nor_scenario_says_what_there_is(name, hint):
+    with pytest.raises(
+        ScenarioErrors, match=f"{name}: is no file, and no scenario of ours; {hint}"
+    ):
+        load(located(Path(name)))

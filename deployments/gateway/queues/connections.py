@@ -158,6 +158,9 @@ class ReplicaLink(asyncio.Protocol):
                 self._take(frame)
         except (FrameError, Refused) as fault:
             self.close(str(fault))
+        except Exception as fault:  # of the scheduler, or of a policy of its settings
+            logger.exception("replica %s: what it said was not taken in", self.replica_id)
+            self.close(f"{type(fault).__name__}: {fault}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = self._reason or (str(exc) if exc is not None else "the replica closed it")

@@ -28,8 +28,8 @@ from routers.batch.scheduler import BatchScheduler
 from routers.estimates.groups import ReplicaGroup
 from routers.policies.admission.types import AtTurn, LateWork, OnArrival, OnceLate
 from routers.policies.batching.types import Batching, Choice, leave
-from routers.policies.placement import ReplicaView
-from routers.policies.registry import ADMISSIONS, BATCHINGS, ORDERS, PLACEMENTS
+from routers.policies.placement import Placement, ReplicaView
+from routers.policies.registry import ADMISSIONS, BATCHINGS, KINDS, ORDERS, PLACEMENTS
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from tests.routers.invariants import check
 
@@ -139,6 +139,31 @@ def test_late_rows_that_are_left_to_another_group_do_not_hide_those_on_time(monk
 def test_unknown_name_is_refused_with_those_that_are_known(kind):
     with pytest.raises(BadSettings, match=rf"policies\.{kind} must be one of .*, got 'best'"):
         BatchScheduler(under(**{kind: "best"}))
+
+
+class _NoQuestion(OnArrival):
+    """Lacks `judge`."""
+
+
+class _HalfAPlacement(Placement):
+    def place(self, replica, now):
+        return 0, 0.0, 0.0
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("kind", "policy", "method"),
+    [
+        ("admission", _NoQuestion, "judge"),
+        ("placement", _HalfAPlacement, "score"),
+        ("batching", Batching, "choose"),
+    ],
+)
+def test_a_policy_that_lacks_its_method_is_refused_by_name(monkeypatch, kind, policy, method):
+    monkeypatch.setitem(KINDS[kind], "half", policy)
+    names = ("half",) if kind == "admission" else "half"
+    with pytest.raises(BadSettings, match=f"policies.{kind} 'half' cannot be used: .*{method}"):
+        BatchScheduler(under(**{kind: names}))
 
 
 # ---- a queue to be looked at
