@@ -233,6 +233,11 @@ def pin_complaint(settings: ScalingSettings, model: str, group: str, replicas: i
         )
     bounds = groups[group]
     if replicas is not None and not bounds.min <= replicas <= bounds.max:
+        if bounds.min == bounds.max:
+            return (
+                f"{model} always has {bounds.min}: with replicas.min and replicas.max in place of "
+                "replicas.count it can be scaled between those"
+            )
         return (
             f"{replicas} replicas are not within {bounds.min} to {bounds.max}, the model's "
             "replicas.min and max"

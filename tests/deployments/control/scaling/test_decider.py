@@ -146,7 +146,9 @@ def test_a_number_by_hand_holds_until_it_is_taken_back():
     assert run.reason != "manual"
 
 
-GROUPS = ModelTerms("g", 0.5, (GroupTerms("gpu", 1, 2), GroupTerms("cpu", 0, 4)))
+GROUPS = ModelTerms(
+    "g", 0.5, (GroupTerms("gpu", 1, 2), GroupTerms("cpu", 0, 4), GroupTerms("old", 1, 1))
+)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,15 @@ GROUPS = ModelTerms("g", 0.5, (GroupTerms("gpu", 1, 2), GroupTerms("cpu", 0, 4))
         ("a", "", 5, "5 replicas are not within 1 to 4, the model's replicas.min and max"),
         ("a", "", 0, "0 replicas are not within 1 to 4, the model's replicas.min and max"),
         ("a", "gpu", 1, "a has no groups; --group must be left out"),
-        ("g", "", 1, "g has the groups gpu, cpu: say which, with --group"),
+        ("g", "", 1, "g has the groups gpu, cpu, old: say which, with --group"),
         ("g", "cpu", 9, "9 replicas are not within 0 to 4, the model's replicas.min and max"),
+        (
+            "g",
+            "old",
+            2,
+            "g always has 1: with replicas.min and replicas.max in place of replicas.count it can "
+            "be scaled between those",
+        ),
         ("g", "cpu", 0, ""),
         ("g", "cpu", None, ""),
     ],
