@@ -31,6 +31,7 @@ _KEPT: Final = 16
 
 Place = tuple[float, int, Row]
 """(rank, order of arrival, row): rank is the deadline, or the order of arrival."""
+_NO_PLACES: Final[list[Place]] = []  # of all buckets whose rows came in order; stays empty
 
 
 class Bucket(Tagged):
@@ -59,7 +60,7 @@ class Bucket(Tagged):
         self.queue, self.edge = queue, edge
         self.tokens = self.first = 0
         self.waiting_s = self.turn = 0.0
-        self.line, self.heap = [], []
+        self.line, self.heap = [], _NO_PLACES
 
     def push(self, row: Row) -> None:
         row.bucket = self
@@ -71,6 +72,8 @@ class Bucket(Tagged):
         if self.first < len(line):
             last = line[-1]
             if rank < last.rank or (rank == last.rank and row.order < last.order):
+                if not self.heap:
+                    self.heap = []
                 heappush(self.heap, (rank, row.order, row))
                 return
         line.append(row)
