@@ -143,9 +143,9 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
                 said = errors.BadRequest("the request is malformed")
             self._refuse(said)
             return
-        if self.scope is before:  # no request begins: the rest of an answered one's body, if any
-            self._idle_since = idle_since
         if self._has_head():
+            if cycle is not None and cycle is self.cycle and cycle.response_complete:
+                self._idle_since = idle_since  # no request: the rest of a body, or an empty line
             if self._deadline is not None:
                 self._stop_clock()
             if self._got_body or self.scope is not before or not self._wants_more():

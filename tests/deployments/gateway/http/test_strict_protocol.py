@@ -347,6 +347,22 @@ async def test_what_comes_behind_an_answer_and_is_no_request_keeps_no_connection
         auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
 
 
+async def test_a_request_whose_head_began_before_the_last_answer_is_never_idle() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.2 if scope["path"] == "/" else 1.4)
+        await Exchange(scope, receive, send).reply(200, Encoded(scope["path"].encode()))
+
+    strict_protocol.enforce()
+    config = uvicorn.Config(slow, port=0, lifespan="off", log_config=None, timeout_keep_alive=1)
+    try:
+        async with serving(config) as port:
+            second = GET.replace(b"/", b"/second", 1)
+            data = await said(port, GET + b"\r\n" + second, b"\r\n", pause_s=0.4)
+    finally:
+        auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
+    assert data.endswith(b"/second")
+
+
 async def test_a_refused_request_that_waits_for_a_go_ahead_holds_up_nobody_elses_answer() -> None:
     """The refusal ends what is written; the request's own task then writes once more."""
     go = asyncio.Event()
