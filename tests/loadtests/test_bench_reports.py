@@ -173,11 +173,13 @@ def test_a_few_users_streams_are_compared_with_transformers_own_server(server, m
 def test_the_simulator_is_judged_by_the_medians_of_all_seeds(monkeypatch):
     def compared(name, seed, changes):
         real, said = {50: 100.0, 90: 1.0, 99: 100.0}, {50: 80.0 + seed, 90: 1.0, 99: 90.0}
-        return simulated_against_real.SimulatedAndReal(real, said, 1.0, 1.0, 1.0, 4.0, 2.0)
+        return simulated_against_real.SimulatedAndReal(real, said, 1.0, 0.9, 1.0, 4.0, 0.5, 2.0)
 
     monkeypatch.setattr(simulated_against_real, "compared", compared)
     report = reported(simulated_against_real.BENCH)
-    assert [verdict.measured for verdict in report.verdicts] == ["-18.0%", "-10.0%"]
+    assert [verdict.measured for verdict in report.verdicts] == [
+        "-18.0%", "+0.0%", "-10.0%", "-10.0%"
+    ]  # fmt: skip
     assert [row[0] for row in report.tables[0].rows] == ["seed 1", "seed 2", "seed 3"]
 
 
