@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from loadtests.benches import metrics_page
@@ -31,7 +32,7 @@ from loadtests.traffic.workload import infer_body, token_ids
 
 MAX_OFF = 0.05
 PERCENTS = (50, 90, 99)
-PROBE_S = 4.0
+PROBE_S, EDGE_S = 4.0, 0.5  # measured, and before and after that
 BUSY_CLIENTS = 8  # for each replica: a batch runs and the next one is staged
 PROBE_LENGTH = 24
 
@@ -62,30 +63,38 @@ class Overheads:
 def overheads_of(running: RunningServer, replicas: int) -> Overheads:
     target = Target.parse(f"{running.url}/v2/models/{MODEL}/infer")
     calls = (Call(render(target, infer_body("ids", token_ids(PROBE_LENGTH, random.Random(1))))),)
+    seconds = PROBE_S + 2 * EDGE_S
     run(Load(target, calls, seconds=PROBE_S))  # warms up connections, caches and the cost model
     clients = BUSY_CLIENTS * replicas
-    busy = _Probe(running.url, Load(target, calls, clients=clients, seconds=PROBE_S))
-    batches, run_s = busy.stages["run"]
-    batch_s = busy.wall_s * replicas / batches - run_s
-    alone = _Probe(running.url, Load(target, calls, seconds=PROBE_S))
+    busy = _Probe(running.url, Load(target, calls, clients=clients, seconds=seconds))
+    batch_s = busy.wall_s * replicas / busy.batches - busy.device_s
+    alone = _Probe(running.url, Load(target, calls, seconds=seconds))
     # The gateway's own time counts as network, since the simulator has no gateway.
     own_s = sum(alone.stages[name][1] for name in ("parse", "tokenize", "reply"))
-    device_s = alone.stages["run"][1] + batch_s
+    device_s = alone.device_s + batch_s
     transport_s = max(0.0, alone.request_s - device_s - own_s - alone.stages["queue"][1])
     network_s = alone.client_s - alone.request_s + own_s
     return Overheads(network_s * 1e3, transport_s * 1e3, batch_s * 1e3)
 
 
 class _Probe:
-    """A load, and what the server's metrics say of it: `stages` are (times, mean seconds)."""
+    """A load, and what the server's metrics say of it while it runs: `stages` are (times, mean
+    seconds)."""
 
     def __init__(self, url: str, load: Load) -> None:
-        before, began = metrics_page.fetch(url), time.monotonic()
-        result = run(load)
-        self.wall_s, after = time.monotonic() - began, metrics_page.fetch(url)
+        with ThreadPoolExecutor(1) as beside:
+            running = beside.submit(run, load)
+            time.sleep(EDGE_S)
+            before, began = metrics_page.fetch(url), time.monotonic()
+            time.sleep(PROBE_S)
+            after = metrics_page.fetch(url)
+            self.wall_s = time.monotonic() - began
+            result = running.result()
         self.client_s = float(result.latencies_ms.mean()) / 1e3
         self.request_s = mean_s(before, after, "headrace_request_seconds")
         self.stages = metrics_page.mean_by_label(before, after, "headrace_stage_seconds", "stage")
+        self.batches = self.stages["run"][0]
+        self.device_s = sum(self.stages[name][1] for name in ("pad", "copy", "run", "post"))
 
 
 def mean_s(before: list[MetricSample], after: list[MetricSample], histogram: str) -> float:

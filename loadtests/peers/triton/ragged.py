@@ -67,7 +67,7 @@ def main() -> None:
     environ = dict(os.environ, LD_LIBRARY_PATH=libraries, PEER_WORK=asked.work)
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
     # By exec, so that the caller's child process id is the server's.
-    command = server_command(server_dir, repository, asked.port, THREADS)
+    command = server_command(server_dir, repository, asked.port, THREADS, grpc_port=0)
     os.execve(command[0], command, environ)
 
 
