@@ -32,7 +32,7 @@ from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.api.settings import DispatcherSettings
 from routers.api.snapshot import Snapshot
-from routers.policies.registry import KINDS, SEVERAL
+from routers.policies.registry import KINDS, SEVERAL, fault_of
 from routers.schedulers import scheduler_of
 from routers.simulation.baselines import Fifo, RoundRobin
 from routers.simulation.simulator import Core, SimDevice, World, run
@@ -187,16 +187,15 @@ class Simulation:
 
 def _policy(choice: str) -> tuple[str, str | tuple[str, ...]]:
     kind, _, value = choice.partition("=")
-    known = KINDS.get(kind)
-    if known is None:
+    if kind not in KINDS:
         raise ScenarioErrors(f"--policy {choice}: must be one of {'=…, '.join(KINDS)}=…")
     names: tuple[str, ...] = (value,)
     if kind in SEVERAL:
         names = () if value == "none" else tuple(value.split("+"))
-    if any(name not in known for name in names):
-        several = ", several joined by +, or none" if kind in SEVERAL else ""
-        said = f"{kind} must be one of {', '.join(known)}{several}"
-        raise ScenarioErrors(f"--policy {choice}: {said}")
+    for name in names:
+        if fault := fault_of(kind, name):
+            several = "; several are joined by +, and none is none" if kind in SEVERAL else ""
+            raise ScenarioErrors(f"--policy {choice}: {kind} {fault}{several}")
     if len(set(names)) < len(names):
         raise ScenarioErrors(f"--policy {choice}: names a policy twice; must name each once")
     return kind, names if kind in SEVERAL else value
