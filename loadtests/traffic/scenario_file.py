@@ -7,7 +7,7 @@ says is checked as if it stood in the file. It opens the file itself and nothing
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from loadtests.traffic.scenario import Scenario
 from yaml_document.document import Document, read_file
-from yaml_document.mistakes import DocumentErrors, explain
+from yaml_document.mistakes import DocumentErrors, Mistake, dotted, explain
 from yaml_document.section import Section
+from yaml_document.shape import DocumentPath
 
 Kind = TypeVar("Kind", bound=Section)
 SHIPPED = Path(__file__).parents[1] / "scenarios"
@@ -56,9 +57,10 @@ def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> 
     document = _read(path, SCENARIO)
     if trace is not None:
         _replay(document.data, trace)
+    changes = tuple(changes)
     for each in changes:
         change(document.data, each)
-    return _checked(Scenario, document)
+    return _checked(Scenario, document, changes)
 
 
 def _near(name: str) -> str:
@@ -91,11 +93,19 @@ def _read(path: Path, wanted: str) -> Document:
     return document
 
 
-def _checked(kind: type[Kind], document: Document) -> Kind:
+def _checked(kind: type[Kind], document: Document, changes: Sequence[str] = ()) -> Kind:
+    def where(path: DocumentPath, message: str) -> Mistake:
+        steps = [str(step) for step in path]
+        for each in changes:
+            changed = each.partition("=")[0].split(".")
+            if steps[: len(changed)] == changed:
+                return Mistake(f"--set {each}", 0, dotted(path), message)
+        return document.mistake(path, message)
+
     try:
         return kind.model_validate(document.data)
     except ValidationError as error:
-        found = explain(error, kind, document.mistake, brief=True)
+        found = explain(error, kind, where, brief=True)
         raise ScenarioErrors(str(DocumentErrors(found))) from None
 
 

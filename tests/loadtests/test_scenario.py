@@ -206,3 +206,12 @@ def test_a_name_that_is_neither_file_nor_scenario_says_what_there_is(name, hint)
         ScenarioErrors, match=f"{name}: is no file, and no scenario of ours; {hint}"
     ):
         load(located(Path(name)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [("foo=3", "--set foo=3: foo: unknown"), ("duration_s=-1", "--set duration_s=-1: duration_s:")],
+)
+def test_what_a_change_has_wrong_is_not_said_of_the_file(changed, said):
+    with pytest.raises(ScenarioErrors, match=f"^{said}"):
+        load(located(Path("ragged-mix")), ["arrivals.rate=5", changed])
