@@ -187,9 +187,11 @@ class BatchScheduler(Scheduler[RequestTable, BatchReplicas, BatchLease]):
         self._remember_sessions(batch.rows, replica)
         rows, edge = row_ids(batch.rows), batch.edge
         lease_id, replica_id, seconds = lease.lease_id, lease.replica_id, charge.predicted_s
-        dispatch = Dispatch(lease_id, replica_id, rows, edge, seconds, charge.rank)
+        dispatch: Dispatch
         if lease.isolated:
             dispatch = IsolatedDispatch(lease_id, replica_id, rows, edge, seconds, charge.rank)
+        else:
+            dispatch = Dispatch(lease_id, replica_id, rows, edge, seconds, charge.rank)
         dispatch.charges, dispatch.waiting = charge.charges, requests.waiting.work()
         dispatch.tells_start = self._hedger.needs_start(replica, now)
         actions.append(dispatch)
